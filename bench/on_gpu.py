@@ -43,6 +43,7 @@ from lessons_lib.measure.config import CONFIGS, ModelConfig
 from lessons_lib.measure.profiler import peak_bytes
 from lessons_lib.models import LanguageModel, ModelUnavailable, tiny
 from lessons_lib.models.decoder import Decoder
+from lessons_lib.paths import write_whole
 from lessons_lib.progress import say
 from lessons_lib.quantization import bytes_read, quantize_model
 
@@ -166,11 +167,8 @@ def read(path: Path) -> dict:
 
 
 def write(path: Path, found: dict) -> None:
-    """Store results atomically: an interrupted process leaves the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    part.replace(path)
+    """Store results: an interrupted process leaves the old file or the new one."""
+    write_whole(path, json.dumps(found, indent=1) + "\n")
 
 
 # -- models ----------------------------------------------------------------------------------------------------------

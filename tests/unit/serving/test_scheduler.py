@@ -204,7 +204,7 @@ def test_a_policy_that_lets_nobody_in_is_an_error_and_no_hang(number):
             return number
 
     with pytest.raises(RuntimeError, match="^Closed lets none of the waiting in"):
-        run(requests([1, 1, 1]), policy=Closed())
+        run(requests([1, 1, 1, 1]), policy=Closed())
 
 
 def test_a_policy_is_asked_whom_to_admit_only_when_somebody_waits_for_a_free_slot():
