@@ -20,7 +20,11 @@ def kernel_of(kind: type[QuantizedLinear], quantized: Integers) -> type[Quantize
 
 
 class FusedW8A16Linear(W8A16Linear):
-    """W8A16 for torch.compile: with one row of x, reading and converting the codes becomes one loop."""
+    """W8A16 for torch.compile: with one row of x, reading and converting the codes becomes one loop.
+
+    torch's own kernel for 8-bit weights (`_weight_int8pack_mm`) gives one thread a whole row, in float32 alone: on a
+    GPU neighbouring threads then read far apart (pytorch pull requests 159325 and 190529).
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         if len(x) > 1 or not torch.compiler.is_compiling():
