@@ -1,7 +1,7 @@
 """Traffic between slow and fast memory (lesson 04): counted while attention runs, and predicted by formula.
 
-All numbers are elements; multiply by the bytes of one. On a GPU, slow memory is HBM and fast memory is a processor's
-shared memory; on a CPU they are DRAM and caches.
+All numbers but those of `held` are elements; multiply by the bytes of one. On a GPU, slow memory is HBM and fast
+memory is a processor's shared memory; on a CPU they are DRAM and caches.
 T queries, S keys, d channels, H query heads (each reads the keys that it shares). IO analysis: Dao et al. 2022 (arXiv
 2205.14135), theorem 2.
 """
@@ -57,8 +57,11 @@ def tiled_traffic(T: int, S: int, d: int, block_q: int, block_k: int, H: int = 1
 
 
 def held(block_q: int, block_k: int, d: int) -> int:
-    """Elements of one tile in fast memory: queries and outputs, keys and values, scores."""
-    return 2 * block_q * d + 2 * block_k * d + block_q * block_k
+    """Bytes of one tile in fast memory: queries, keys and values in 16 bits, scores and output in float32.
+
+    Kernels keep these widths: they add up in float32 and round the output when they write it.
+    """
+    return 2 * (block_q * d + 2 * block_k * d) + 4 * (block_q * block_k + block_q * d)
 
 
 def up(length: int, block: int) -> int:

@@ -47,12 +47,12 @@ BLOCKS, CONTEXTS, DIMS = (8, 16, 32, 64, 128, 256), (256, 512, 1024, 2048, 4096,
 
 
 def tiling(block_q: int, block_k: int, context: int, dim: int) -> tuple[int, int, int]:
-    """Bytes of one head's causal prefill, 16-bit elements: (moved by tiles, moved by the naive form, held by a tile).
+    """Bytes of one head's causal prefill: (moved by tiles, moved by the naive form, held by a tile).
 
-    block_q, block_k: tokens in a block. dim: head dimension.
+    All is in 16 bits but a tile's scores and output. block_q, block_k: tokens in a block. dim: head dimension.
     """
     moved = tiled_traffic(context, context, dim, block_q, block_k, causal=True).moved
-    return 2 * moved, 2 * naive_traffic(context, context, dim).moved, 2 * held(block_q, block_k, dim)
+    return 2 * moved, 2 * naive_traffic(context, context, dim).moved, held(block_q, block_k, dim)
 
 
 def draw_attention(block_q: int, block_k: int, context: int, dim: int) -> tuple[Axes, str]:

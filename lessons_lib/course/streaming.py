@@ -25,18 +25,6 @@ def smooth(means: Sequence[float], block: int) -> tuple[np.ndarray, np.ndarray]:
     return block * (np.arange(len(means) - 3) + 2), np.convolve(means, np.full(4, 0.25), "valid")
 
 
-def recomputed_means(ours: dict, anew: dict, block: int, every: int) -> np.ndarray:
-    """Mean losses of a window computed anew, per block of tokens: those of our cache minus the paired difference.
-
-    It was computed for every `every`-th token only. The means of so few losses differ more than two caches do, so the
-    difference on the same tokens is subtracted from our means, which rest on all tokens. ours, anew: stored curves.
-    """
-    means, each = np.array(ours["mean"]), block // every
-    pairs = [a - b for a, b in zip(ours["at"], anew["at"], strict=False)][: each * len(means)]
-    pairs += [np.nan] * (each * len(means) - len(pairs))
-    return means - np.nanmean(np.reshape(pairs, (-1, each)), axis=1)
-
-
 def draw_streaming(sinks: int, window: int) -> tuple[Axes, str]:
     """Loss along 20,000 tokens of WikiText-2 with this cache and a dense one, and what a window computed anew saves."""
     stored = stored_curves()
@@ -49,13 +37,15 @@ def draw_streaming(sinks: int, window: int) -> tuple[Axes, str]:
     named = f"{sinks} sink" + "s" * (sinks != 1)
     ax = axes((6.4, 3.8))
     ax.plot(*smooth(curves["dense"]["mean"], block), color=GREY, label="dense cache")
-    ax.plot(*smooth(ours["mean"], block), color=GREEN if sinks else ORANGE, label=f"{named} + {window:,}")
+    ax.plot(*smooth(ours["mean"], block), color=GREEN if sinks else ORANGE, label=f"{named}, window {window:,}")
     ax.axvline(8192, color=INK, linestyle=":")
     ax.text(8350, 4.7, "context of 8,192 tokens", fontsize=10)
-    ax.set(xlabel="token of the text", ylabel="loss [nats]", ylim=(1.5, 5))
+    ax.set(xlabel="token of the text", ylabel="loss, mean of 1,024 tokens [nats]", ylim=(1.5, 5))
+    ax.set_xticks([0, 4000, 8192, 12_000, 16_000, 20_000], ["0", "4,000", "8,192", "12,000", "16,000", "20,000"])
     mean = np.mean(ours["mean"][1024 // block :])
     said = f"mean loss from token 1,024 on: {mean:.2f}; {lost:+.2f} over the window computed anew"
-    ax.set_title(said.replace("; ", "\n"), fontsize=11)
+    title = f"{named}: mean loss {mean:.2f} from token 1,024 on,\n{lost:+.2f} over the window computed anew (not drawn)"
+    ax.set_title(title, fontsize=11)
     ax.figure.legend(fontsize=9, ncols=3, loc="outside lower center", frameon=False)
     return ax, f"Loss along 20,000 tokens of Wikipedia with {named} and a window of {window:,}: {said}."
 

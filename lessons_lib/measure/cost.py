@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -140,9 +141,13 @@ WidthCurve = Mapping[int, float] | Callable[[int], float] | None
 
 
 def width_curve(took: Mapping[int, Any]) -> dict[int, float]:
-    """Width curve {w: v(w)} from {w: Samples}: median time over that of the narrowest width, one token."""
-    one = took[min(took)].median
-    return {w: samples.median / one for w, samples in took.items()}
+    """Width curve {w: v(w)} from {w: Samples} timed in turn: the median, over the rounds, of the time of w tokens over
+    that of the narrowest width, one token.
+
+    The ratio is taken within a round, because a slow moment slows all widths.
+    """
+    one = took[min(took)].times
+    return {w: median(t / t_1 for t, t_1 in zip(samples.times, one, strict=True)) for w, samples in took.items()}
 
 
 def width_cost(v: WidthCurve) -> Callable[[int], float]:

@@ -7,7 +7,7 @@ from tools.drawings.shapes import arrow, box, canvas, drawing, grid, line, note
 
 
 @drawing(
-    "A machine as two numbers. Memory holds weights and cache and hands over B bytes per second; "
+    "A machine as two numbers. Memory holds weights and KV cache and hands over B bytes per second; "
     "arithmetic does F floating-point operations per second. A calculation that moves few FLOPs per byte "
     "waits for memory, one that does many waits for arithmetic; the border, F divided by B, is the ridge "
     "point. Its time lies between the longer of the two, when they overlap, and their sum, when they do "
@@ -16,7 +16,7 @@ from tools.drawings.shapes import arrow, box, canvas, drawing, grid, line, note
 def memory_and_arithmetic() -> Axes:
     """Bandwidth, FLOP/s, and the bracket in which the time of a calculation lies."""
     ax = canvas(30)
-    box(ax, 2, 18, 18, 8, "memory\nweights, cache", BLUE)
+    box(ax, 2, 18, 18, 8, "memory\nweights, KV cache", BLUE)
     box(ax, 44, 18, 18, 8, "arithmetic\ncores, tensor units", ORANGE)
     arrow(ax, (20.5, 22), (43.5, 22), BLUE, width=4)
     note(ax, 32, 24.6, "B bytes per second")

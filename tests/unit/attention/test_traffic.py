@@ -38,7 +38,8 @@ def test_a_case_worked_by_hand():
     # causal: the first block of queries needs only half of the keys
     assert tiled_traffic(4, 4, 2, 2, 2, causal=True) == Memory(8 + 8 + 16, 8 + 4)
     assert tiled_traffic(4, 4, 2, 2, 2).moved == 52 and tiled_traffic(4, 4, 2, 2, 2, H=3).moved == 156
-    assert held(2, 3, 4) == 16 + 24 + 6
+    # 2 queries, 3 keys and values of d = 4 in 2 bytes; 6 scores and 2 outputs in 4
+    assert held(2, 3, 4) == 2 * (8 + 12 + 12) + 4 * (6 + 8)
 
 
 def test_the_causal_half_approaches_half_of_the_reads():

@@ -107,8 +107,9 @@ def test_a_context_beyond_the_models_own_is_cut_to_it_and_the_figure_says_so():
 
 
 def test_the_bytes_of_a_tiling_by_hand():
-    # 4 tokens of 2 channels, blocks of 2, causal: 44 elements (test_traffic), naive 96, 2 bytes each
-    assert attention.tiling(2, 2, 4, 2) == (2 * 44, 2 * 96, 2 * (8 + 8 + 4))
+    # 4 tokens of 2 channels, blocks of 2, causal: 44 elements (test_traffic), naive 96, 2 bytes each; a tile holds
+    # queries, keys and values in 2 bytes, scores and output in 4
+    assert attention.tiling(2, 2, 4, 2) == (2 * 44, 2 * 96, 2 * (4 + 4 + 4) + 4 * (4 + 4))
 
 
 TEXT = Drafted([1, 2, 3, 4, 5, 6], [2, 3, 9, 5, 6])  # one wrong draft token: 9 for 4

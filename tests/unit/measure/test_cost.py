@@ -386,6 +386,8 @@ def test_break_even_is_the_first_token_at_which_the_start_is_earned_back(startup
     assert break_even_tokens(startup, slow, fast) == tokens
 
 
-def test_the_width_curve_is_the_median_time_over_that_of_one_token():
-    curve = {1: Samples((1.0, 1.25, 9.0)), 4: Samples((2.0, 2.0, 3.0))}
+def test_the_width_curve_divides_within_a_round_so_that_a_slow_round_changes_nothing():
+    curve = {1: Samples((1.0, 1.0, 9.0)), 4: Samples((1.5, 1.6, 18.0))}
     assert cost.width_curve(curve) == {1: 1.0, 4: 1.6}
+    drifting = {1: Samples((1.0, 2.0, 4.0)), 4: Samples((2.0, 4.0, 8.0))}
+    assert cost.width_curve(drifting) == {1: 1.0, 4: 2.0}
