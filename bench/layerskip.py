@@ -14,8 +14,8 @@ from bench.common import DTYPE, Measured, NotMeasured, Run, claim, costs_of, fin
 from bench.questions import Made, decoding, differing, each_method, in_steps, speed, tokens_per_pass
 from lessons_lib import EarlyExit, generate, load
 from lessons_lib.decoding.peers import by_early_exit, by_transformers
-from lessons_lib.decoding.prediction import best_exit, replay_draft
-from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant
+from lessons_lib.decoding.prediction import best_exit, replayed_speed
+from lessons_lib.decoding.proposers.draft_length import Adaptive
 from lessons_lib.decoding.proposers.early_exit import trimmed
 from lessons_lib.measure.clock import Ratio, Samples, rate_ratio
 from lessons_lib.measure.cost import StepCost, exit_cost
@@ -76,8 +76,8 @@ def settings(run: Run) -> dict:
     """For the whole head (full) and the draft vocabulary (trimmed): the exit layer and draft length to use, and the
     prediction.
 
-    four: the exit that gives the most tokens per pass with FOUR draft tokens. v: the width curve. step: the cost of a
-    step with all gamma draft tokens. speed: the predicted speedup, see `replayed_speed`.
+    four: the exit that gives the most tokens per pass with FOUR draft tokens. v: the width curve. speed: the predicted
+    speedup over plain decoding.
     """
     # which tokens every exit gets right, along plain decoding's answers to other questions
     texts = []
@@ -96,23 +96,11 @@ def settings(run: Run) -> dict:
         c = {layer: exit_cost(model().shape, layer, rows) for layer in exits}
         layer, gamma = best_exit(right, c, v, MOST)
         tau = {layer: [counted_tokens(right[layer], gamma) for gamma in range(1, MOST + 1)] for layer in exits}
-        cost = StepCost(v=v, draft=c[layer])
-        found[name] = {"exit_layer": layer, "gamma": gamma, "c": c[layer], "tau": tau}
-        found[name] |= {
-            "step": cost.step(tokens=gamma + 1, drafts=gamma),
-            "speed": replayed_speed(right[layer], gamma, cost),
-        }
+        speed = replayed_speed(right[layer], gamma, StepCost(v=v, draft=c[layer]))
+        found[name] = {"exit_layer": layer, "gamma": gamma, "c": c[layer], "tau": tau, "speed": speed}
     early = [layer for layer in exits if layer <= EARLY]
     found["four"] = max(early, key=lambda layer: found["full"]["tau"][layer][FOUR - 1])
     return found
-
-
-def replayed_speed(right: Sequence[Sequence[bool]], gamma: int, cost: StepCost) -> float:
-    """Speedup over plain decoding on recorded texts, as in `best_exit`. A draft that ends with its text costs less.
-
-    right: for each text, whether the exit predicts each token after the first. cost: in one-token passes.
-    """
-    return cost.speed(*(replay_draft(text, Constant(gamma)) for text in right))
 
 
 def few(run: Run, count: int) -> int:
@@ -234,7 +222,7 @@ def tokens(run: Run) -> Measured:
 )  # fmt: skip
 def vs_plain(run: Run) -> Measured:
     found, chosen = rows(run), settings(run)
-    predicted = {name: predicted_speed(chosen, name) for name in ("full", "trimmed")}
+    predicted = {name: chosen[name]["speed"] for name in ("full", "trimmed")}
     ratios = {name: rate_ratio(decoding(found, "plain"), decoding(found, name)) for name in predicted}
     said = {"full": "whole head", "trimmed": f"draft vocabulary of {chosen['vocabulary']}"}
     notes = [
@@ -255,11 +243,6 @@ def vs_plain(run: Run) -> Measured:
     facts = {"tokens_per_pass": tau, "predicted": predicted, "measured": measured}
     facts["adaptive"] = [every_step.value, every_step.low, every_step.high]
     return Measured(ratios[best], "; ".join([*notes, RESAMPLED]), facts_of(run) | facts)
-
-
-def predicted_speed(chosen: dict, name: str) -> float:
-    """Speedup that the cost model predicts from the texts that the setting was chosen on."""
-    return chosen[name]["speed"]
 
 
 @claim(

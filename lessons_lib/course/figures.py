@@ -130,13 +130,14 @@ def plot_prediction(rows: Iterable[Row], x: str, y: str) -> Axes:
 def plot_width_curve(curves: Mapping[str, Mapping[int, Any]]) -> Axes:
     """v(w): cost of a forward pass over w tokens, in units of a pass over one token.
 
-    curves: method -> {w: times, with `times` and their `median`}, including w = 1. The two extremes are drawn for
-    comparison: extra tokens are free (memory-bound), or each costs as much as the first (compute-bound).
+    curves: method -> {w: Samples timed in turn}, including w = 1; as in `cost.width_curve`, a pass is divided by the
+    one-token pass of its round. The two extremes are drawn for comparison: extra tokens are free (memory-bound), or
+    each costs as much as the first (compute-bound).
     """
     ax, highest = axes(), 1.0
     for method, curve in curves.items():
         widths = sorted(curve)
-        relative = [[seconds / curve[1].median for seconds in curve[w].times] for w in widths]
+        relative = [[t / t_1 for t, t_1 in zip(curve[w].times, curve[1].times, strict=True)] for w in widths]
         highest = max(highest, *plot_spread(ax, widths, relative, COLORS[method], method, "o-"))
     widest = max(max(curve) for curve in curves.values())
     ax.plot([1, widest], [1, widest], ":", color=COLORS["limit"], label="each row at full price")

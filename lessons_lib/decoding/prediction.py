@@ -73,22 +73,25 @@ def follow(tree: DraftTree, text: Sequence[int]) -> list[int]:
     return path
 
 
-def replay_draft(right: Sequence[bool], length: DraftLength) -> list[StepStats]:
+def replay_draft(right: Sequence[bool], length: DraftLength, eos: bool = False) -> list[StepStats]:
     """Stats, without prefill, of a draft model that drafts chains with the schedule `length`.
 
     right: for every token after the first, whether the draft model predicts it from the true tokens before it. That is
     enough for a greedy draft: tokens drafted after a wrong one are rejected anyway. For schedules that do not use the
-    draft model's confidence, and for texts that end at their maximum length.
+    draft model's confidence. eos: whether the last token is an end token, which may be drafted like any other; without
+    one the text ends at its maximum length, and a draft leaves room for the step's own token.
     """
     length.reset()
     stats, at = [], 0
     while at < len(right):
-        drafted = right[at : at + min(length.next(), len(right) - at - 1)]  # the step itself adds one token
+        left = len(right) - at
+        drafted = right[at : at + min(length.next(), left if eos else left - 1)]
         gamma, accepted = len(drafted), [*drafted, False].index(False)  # accepted up to the first wrong one
         if gamma:
             length.observe(gamma, min(accepted + 1, gamma), accepted)
-        stats.append(StepStats(at, 1 + gamma, gamma, gamma, accepted, accepted + 1, draft_calls=gamma))
-        at += accepted + 1
+        committed = min(accepted + 1, left)  # nothing follows an accepted end token
+        stats.append(StepStats(at, 1 + gamma, gamma, gamma, accepted, committed, draft_calls=gamma))
+        at += committed
     return stats
 
 
@@ -103,10 +106,17 @@ def best_exit(
 
     def speed(pair: tuple[int, int]) -> float:
         exit_layer, gamma = pair
-        stats = [replay_draft(text, Constant(gamma)) for text in right[exit_layer]]
-        return StepCost(v=v, draft=c[exit_layer]).speed(*stats)
+        return replayed_speed(right[exit_layer], gamma, StepCost(v=v, draft=c[exit_layer]))
 
     return max(product(right, range(1, most + 1)), key=speed)
+
+
+def replayed_speed(right: Sequence[Sequence[bool]], gamma: int, cost: StepCost) -> float:
+    """Speedup over plain decoding with gamma draft tokens on recorded texts. right: of each text, as in `replay_draft`.
+
+    Each draft is priced at its length: one that ends with its text costs less. cost: in one-token passes.
+    """
+    return cost.speed(*(replay_draft(text, Constant(gamma)) for text in right))
 
 
 def counts(stats: Sequence[StepStats]) -> list[tuple[int, int, int]]:

@@ -9,7 +9,6 @@ from support.benches import Letters
 from bench import layerskip
 from bench.common import NotMeasured, Run
 from lessons_lib import EarlyExit, generate
-from lessons_lib.measure.cost import StepCost
 from lessons_lib.models import LanguageModel, ModelUnavailable, tiny
 from lessons_lib.training.collect import Text
 from lessons_lib.training.text_to_sql import text_to_sql
@@ -67,26 +66,14 @@ def test_all_methods_write_plain_decodings_text_and_the_counts_are_those_of_deco
     assert sum(full) <= 6 * ANSWER and sum(early) <= chosen["full"]["gamma"] * sum(full)
 
 
-def test_the_prediction_is_at_least_tokens_per_pass_over_the_cost_of_a_step_with_a_full_draft(bench):
+def test_the_prediction_lies_between_the_price_of_full_drafts_and_the_tokens_per_pass(bench):
     chosen = bench.settings(Run(quick=True))
     for name in ("full", "trimmed"):
         of = chosen[name]
-        step = of["gamma"] * of["c"] + chosen["v"][of["gamma"] + 1]
         tau = of["tau"][of["exit_layer"]][of["gamma"] - 1]
-        assert of["step"] == pytest.approx(step) and bench.predicted_speed(chosen, name) == of["speed"]
-        assert tau / step * (1 - 1e-9) <= of["speed"] <= tau  # a step costs at least a pass of one token
+        assert tau / (of["gamma"] * of["c"] + chosen["v"][of["gamma"] + 1]) * (1 - 1e-9) <= of["speed"] <= tau
     less, more = chosen["trimmed"], chosen["full"]
     assert less["c"] < more["c"] or less["exit_layer"] > more["exit_layer"]
-
-
-def test_a_draft_that_is_cut_at_the_end_of_the_text_costs_less_than_a_full_one():
-    cost = StepCost(v={1: 1.0, 3: 1.2, 5: 1.4}, draft=0.25)
-    full, cut = 4 * 0.25 + 1.4, 2 * 0.25 + 1.2  # steps of 4 draft tokens, and of the 2 that are left
-    fits, ends = [True] * 10, [True] * 8  # two steps each: 5 + 5 tokens, 5 + 3 tokens
-    assert layerskip.replayed_speed([fits], 4, cost) == pytest.approx(10 / (full + full))
-    assert layerskip.replayed_speed([ends], 4, cost) == pytest.approx(8 / (full + cut))
-    assert layerskip.replayed_speed([ends], 4, cost) > 8 / (full + full)
-    assert layerskip.replayed_speed([fits, ends], 4, cost) == pytest.approx(18 / (3 * full + cut))
 
 
 def test_the_quality_comes_from_the_card(bench, monkeypatch):

@@ -22,6 +22,7 @@ from lessons_lib.decoding.prediction import (
     follow,
     replay,
     replay_draft,
+    replayed_speed,
     step_gains,
     way_to,
 )
@@ -140,6 +141,38 @@ def test_a_replayed_draft_by_hand_and_what_it_costs():
     assert StepCost(v=v, draft=0.1).steps(steps) == pytest.approx(2 * (1.5 + 0.2) + 1.0)
     assert StepCost(v=v, draft=0.1).speed(steps) == pytest.approx(7 / 4.4) and StepCost().steps(steps) == 3
     assert replay_draft([], Constant(2)) == []
+
+
+@pytest.mark.parametrize("last, accepted", [(True, 1), (False, 0)])
+def test_an_end_token_may_be_drafted_and_then_the_step_adds_no_token_of_its_own(last, accepted):
+    right = [True, True, False, True, True, True, last]
+    steps = replay_draft(right, Constant(2), eos=True)
+    drafted = [(step.proposed, step.accepted, step.committed) for step in steps]
+    assert drafted == [(2, 2, 3), (2, 2, 3), (1, accepted, 1)]
+    assert [step.committed for step in replay_draft([True] * 4, Constant(4), eos=True)] == [4]
+
+
+@pytest.mark.parametrize("share", [0.6, 1.0])
+def test_the_loop_takes_the_replayed_steps_to_an_end_token(share):
+    target, prompt = whimsical(1, 6), [1, 2, 3]
+    text = generate(target, prompt, max_new_tokens=50).ids
+    end = max(range(6), key=lambda token: text.index(token) if token in text else -1)  # first seen latest
+    target.eos = (end,)
+    out = generate(target, prompt, DraftModel(draft := often_right(target, 0, share), Constant(3)), max_new_tokens=50)
+    assert out.ids[-1] == end and len(out.ids) < 50
+    prefixes = [tuple([*prompt, *out.ids[:at]]) for at in range(1, len(out.ids))]
+    right = [int(draft.logits(p).argmax()) == t for p, t in zip(prefixes, out.ids[1:], strict=True)]
+    seen = attrgetter("accepted", "committed")
+    assert list(map(seen, replay_draft(right, Constant(3), eos=True))) == list(map(seen, out.stats[1:]))
+
+
+def test_a_draft_that_is_cut_at_the_end_of_the_text_costs_less_than_a_full_one():
+    cost = StepCost(v={1: 1.0, 3: 1.2, 5: 1.4}, draft=0.25)
+    full, cut = 4 * 0.25 + 1.4, 2 * 0.25 + 1.2  # steps of 4 draft tokens, and of the 2 that are left
+    fits, ends = [True] * 10, [True] * 8  # two steps each: 5 + 5 tokens, 5 + 3 tokens
+    assert replayed_speed([fits], 4, cost) == pytest.approx(10 / (full + full))
+    assert replayed_speed([ends], 4, cost) == pytest.approx(8 / (full + cut))
+    assert replayed_speed([fits, ends], 4, cost) == pytest.approx(18 / (3 * full + cut))
 
 
 def test_counts_are_what_a_replay_knows_of_a_step():

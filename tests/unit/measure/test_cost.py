@@ -389,5 +389,5 @@ def test_break_even_is_the_first_token_at_which_the_start_is_earned_back(startup
 def test_the_width_curve_divides_within_a_round_so_that_a_slow_round_changes_nothing():
     curve = {1: Samples((1.0, 1.0, 9.0)), 4: Samples((1.5, 1.6, 18.0))}
     assert cost.width_curve(curve) == {1: 1.0, 4: 1.6}
-    drifting = {1: Samples((1.0, 2.0, 4.0)), 4: Samples((2.0, 4.0, 8.0))}
-    assert cost.width_curve(drifting) == {1: 1.0, 4: 2.0}
+    drifting = {1: Samples((1.0, 4.0, 2.0)), 4: Samples((3.0, 4.0, 5.0))}  # the medians alone would give 4 / 2
+    assert cost.width_curve(drifting) == {1: 1.0, 4: 2.5}
