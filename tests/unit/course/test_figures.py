@@ -29,8 +29,9 @@ from lessons_lib.course.display import figure_of, problems
 from lessons_lib.decoding.prediction import Recording, replay
 from lessons_lib.decoding.proposers.tree_shape import TreeShape, regular
 from lessons_lib.decoding.sequence import Sequence
+from lessons_lib.measure.clock import Samples
 from lessons_lib.measure.config import CONFIGS
-from lessons_lib.measure.cost import LinearCost, StepCost
+from lessons_lib.measure.cost import LinearCost, StepCost, width_curve
 from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.scheduler import Continuous, Scheduler, Static
 from lessons_lib.serving.simulator import simulate
@@ -237,3 +238,9 @@ def test_no_character_of_a_coloured_text_is_lost_or_laid_over_another(pieces, co
 def test_a_word_is_one_line_without_blanks_around_it(tokens, text):
     letters = SimpleNamespace(decode=lambda tokens: "".join(" \nabc"[token] for token in tokens))
     assert figures.word(letters, *tokens) == text
+
+
+def test_the_width_curve_drawn_is_that_of_the_cost_model_even_when_the_machine_drifts():
+    curve = {1: Samples((1.0, 4.0, 2.0)), 4: Samples((3.0, 4.0, 5.0))}
+    drawn = figures.plot_width_curve({"decoder": curve}).get_lines()[0]
+    assert dict(zip(drawn.get_xdata(), drawn.get_ydata(), strict=True)) == width_curve(curve) == {1: 1.0, 4: 2.5}
