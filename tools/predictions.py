@@ -19,18 +19,13 @@ from lessons_lib.measure.results import Result
 # In the note of a result whose prediction uses the steps of the run that it predicts
 LEFT_OUT = "counted in the run"
 # Such results without the note
-ALSO_COUNTED = {"the whole trace, continuous", "speed of decoding alone, by tokens over overhead"}
+ALSO_COUNTED = {"the whole trace, continuous"}
 # What lessons 06 to 12 call their predictions, said so that it can be understood without the lesson
 DRAFT, DOWN = "a draft model over plain decoding", "the down projection"
 MASS = "attention weight outside the top 3.4% of the keys"
 PLAINLY = {
     "speed over plain, math, gamma 8": f"{DRAFT}, math, 8 draft tokens",
-    "speed over plain, chat, decoding alone, greedy, alone": f"{DRAFT}, chat, one request",
-    "speed over plain, chat, decoding alone, 4 requests at once": f"{DRAFT}, chat, 4 requests at once",
     "c, a draft forward pass over a target forward pass": "a forward pass of the draft model over one of the target",
-    "acceptance at temperature 0.7, argmax draft tokens": "acceptance rate, temperature 0.7, argmax drafted",
-    "time to check 8 tokens, batch over appended": "verifying 8 draft tokens as a batch over verifying them in one row",
-    "c, the heads' share of a step": "Medusa's heads, share of a decode step",
     "tokens per forward pass, ten nodes, qa": "Medusa, tokens per pass with a tree of ten nodes, qa",
     "tokens per forward pass, ten nodes, code": "Medusa, tokens per pass with a tree of ten nodes, code",
     "v(9), W8A16": "v(9), a pass over nine tokens in units of one, W8A16",
@@ -45,13 +40,10 @@ PLAINLY = {
     "best configuration over generate, free": "everything combined over generate, free writing",
     "best configuration over generate, grounded": "everything combined over generate, answers from a given text",
     "attention mass outside the top 3.4% of the keys": MASS,
-    "the same of random logits, sigma 3": f"{MASS}, random logits",
     "the same without the first four tokens": f"{MASS}, without the first four tokens",
     "neurons that any of 8 neighbours needs, S = 90%": "neurons that any of 8 tokens in a row needs, 90% sparse",
-    "W_down in CSR, 90% zeros, over dense": f"{DOWN} with 90% zeros as a sparse matrix (CSR), over dense",
     "W_down, 90% skipped, gather over dense": f"{DOWN} with 90% of its inputs skipped, gathered, over dense",
     "W_down, 90% skipped, in place over dense": f"{DOWN} with 90% of its inputs skipped, in place, over dense",
-    "W_down in BSR 16x16, 90% zeros, over dense": f"{DOWN} with 90% of its 16x16 blocks zero (BSR), over dense",
     "decode step, gate first, 90% left out, over dense": "a decode step without 90% of the neurons, over dense",
     "layerskip/vs-plain, full": "LayerSkip over plain decoding, drafting with the whole head",
 }  # fmt: skip

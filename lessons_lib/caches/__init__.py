@@ -2,7 +2,7 @@
 
 from lessons_lib.caches.cache import ContiguousCache, StaticCache
 from lessons_lib.caches.paged import PagedCache
-from lessons_lib.caches.sizes import kv_bytes, kv_bytes_per_token
+from lessons_lib.caches.sizes import kv_bytes
 from lessons_lib.caches.streaming import Streaming, StreamingCache
 
 __all__ = [
@@ -12,5 +12,4 @@ __all__ = [
     "Streaming",
     "StreamingCache",
     "kv_bytes",
-    "kv_bytes_per_token",
 ]

@@ -7,11 +7,6 @@ A cache holds K and V for every layer, KV head, head dimension and cached token:
 from lessons_lib.measure.config import ModelConfig
 
 
-def kv_bytes_per_token(shape: ModelConfig, cache_bytes: float = 2) -> float:
-    """k = 2·L·H_kv·d·e: bytes per cached token, as long as no attention window is full."""
-    return shape.kv_elements(1) * cache_bytes
-
-
 def kv_bytes(shape: ModelConfig, tokens: int, batch: int = 1, cache_bytes: float = 2) -> float:
     """Bytes of the cache of `batch` sequences of `tokens` tokens each. Windowed layers hold min(S, window) tokens.
 

@@ -26,7 +26,6 @@ from lessons_lib.course.figures import (
     axes,
     draw_spans,
     lay_out,
-    plot_spread,
 )
 from lessons_lib.course.widgets import Slider, show
 from lessons_lib.decoding.prediction import replay_draft
@@ -59,31 +58,20 @@ def plot_overlap(p: Sequence[float], q: Sequence[float], names: Sequence[str]) -
 
 
 def plot_draft_length(rows: Iterable[Row], chosen: int | None = None, ax: Axes | None = None) -> Axes:
-    """Speedup over plain decoding against draft length: predicted (dashed), counted, and measured.
+    """Speedup over plain decoding against draft length: predicted (dashed) and counted.
 
-    rows: `gamma`, `predicted`, and optionally `counted` and `samples` (repeated measurements), all of one quantity that
-    the caller names on the axis. `strayed`: the timed run generated another text than the counted one (drawn as a
-    cross, not a dot). chosen: a gamma to mark.
+    rows: `gamma`, `predicted` and `counted`, of one quantity that the caller names on the axis. chosen: a gamma to
+    mark.
     """
     ax, rows = ax or axes(), sorted(rows, key=lambda row: row["gamma"])
-    timed = [row for row in rows if "samples" in row]
-    same, strayed = ([row for row in timed if row.get("strayed", False) is other] for other in (False, True))
-
-    def points(rows: Sequence[Row], key: str) -> tuple[list, list]:
-        return [row["gamma"] for row in rows], [row[key] for row in rows]
-
-    ax.plot(*points(rows, "predicted"), "--", color=COLORS["predicted"], label="predicted from alpha")
-    if counted := [row for row in rows if "counted" in row]:
-        ax.plot(*points(counted, "counted"), "s", markersize=5, color=COLORS["draft"], label="from counted passes")
-    if same:
-        plot_spread(ax, *points(same, "samples"))
-    if strayed:
-        plot_spread(ax, *points(strayed, "samples"), label="measured, another text", fmt="x")
+    gammas, predicted, counted = ([row[key] for row in rows] for key in ("gamma", "predicted", "counted"))
+    ax.plot(gammas, predicted, "--", color=COLORS["predicted"], label="predicted from alpha")
+    ax.plot(gammas, counted, "s", markersize=5, color=COLORS["draft"], label="from counted passes")
     if chosen is not None:
         ax.axvline(chosen, color=COLORS["accepted"], alpha=0.35, linewidth=6)
     ax.axhline(1, linestyle=":", color=COLORS["limit"])
     ax.set(xlabel="tokens drafted per step (gamma)", ylabel="speed [times plain]", ylim=(0, None))
-    ax.legend(ncols=2 if strayed else 3, **ABOVE)
+    ax.legend(ncols=2, **ABOVE)
     return ax
 
 
@@ -111,14 +99,6 @@ def plot_pays(curves: Mapping[str, Sequence[tuple[float, float]]], points: Itera
     ax.minorticks_off()
     ax.set(xlabel="draft forward passes in the time of one target forward pass (1/c)", ylabel="acceptance", ylim=(0, 1))
     ax.legend(ncols=2, **ABOVE)
-    return ax
-
-
-def plot_distillation(curve: Sequence[Row]) -> Axes:
-    """Share of draft tokens that are the target's argmax, along the training. curve: rows of `step`, `agree`."""
-    ax = axes((WIDTH, 3.0))
-    ax.plot([row["step"] for row in curve], [row["agree"] for row in curve], color=COLORS["draft"])
-    ax.set(xlabel="training step", ylabel="draft tokens that are right", ylim=(0, 1))
     return ax
 
 

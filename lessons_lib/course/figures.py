@@ -87,7 +87,7 @@ def grouped(rows: Iterable[Row], key: str) -> dict[Any, list[Row]]:
     return groups
 
 
-# Predicted against measured
+# Repeated measurements
 
 
 def plot_spread(
@@ -106,25 +106,6 @@ def plot_spread(
     ]
     ax.errorbar(at, middle, yerr=bars, fmt=fmt, capsize=3, color=color, label=label)
     return middle
-
-
-def plot_prediction(rows: Iterable[Row], x: str, y: str) -> Axes:
-    """Predicted (dashed) against measured (median, min-max bar), one colour per method.
-
-    rows: `method`, the value under x, `samples` (repeated measurements), and optionally `predicted`. x and y are also
-    the axis labels, so they contain the unit.
-    """
-    ax, dashed = axes(), ""
-    for method, group in grouped(rows, "method").items():
-        group = sorted(group, key=lambda row: row[x])
-        at, color = [row[x] for row in group], COLORS[method]
-        if all("predicted" in row for row in group):
-            ax.plot(at, [row["predicted"] for row in group], "--", color=color)
-            dashed = "; dashed: predicted"
-        plot_spread(ax, at, [row["samples"] for row in group], color, method)
-    ax.set(xlabel=x, ylabel=y, ylim=(0, None))
-    ax.legend(title=f"dots: measured{dashed}")
-    return ax
 
 
 def plot_width_curve(curves: Mapping[str, Mapping[int, Any]]) -> Axes:

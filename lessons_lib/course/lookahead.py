@@ -1,29 +1,22 @@
 """Figures and widget of the lesson on Jacobi and lookahead decoding: iterations, and the mask and cost of a step."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from torch import Tensor
 
-from lessons_lib.caches.cache import causal_mask
 from lessons_lib.course.figures import (
     ABOVE,
     COLORS,
-    CYCLE,
     FONT_SIZE,
     GREY,
     INK,
-    LIFTED,
     PAPER,
     SMALL,
     WIDTH,
-    Row,
     axes,
-    grouped,
     plot_cells,
     plot_mask,
     tint,
@@ -96,52 +89,6 @@ def plot_branch_mask(W: int, N: int, G: int, ax: Axes | None = None) -> Axes:
     ax.set(xlabel="may look at", ylabel="token, and where it stands")
     patches = [Patch(color=color, label=name) for name, color in colors.items()]
     ax.legend(handles=patches, loc="upper right", fontsize=SMALL)
-    return ax
-
-
-def plot_masks(W: int, N: int, G: int) -> Figure:
-    """Above: the causal mask of as many consecutive tokens. Below: the mask of one lookahead step."""
-    figure, (upper, lower) = plt.subplots(2, 1, figsize=(WIDTH, 12), layout="compressed")
-    T = (W + G) * (N - 1)
-    names = [str(i) for i in range(T)], [f"+{i}" for i in range(T)]
-    plot_mask(causal_mask(T, T), [1] * T, [COLORS["cache"]], *names, upper)
-    upper.set_title(f"causal: {T} tokens in a row", fontsize=FONT_SIZE)
-    plot_branch_mask(W, N, G, lower).set_title(f"lookahead: W={W}, N={N}, G={G}", fontsize=FONT_SIZE)
-    return figure
-
-
-def plot_pool_growth(rows: Iterable[Row]) -> Axes:
-    """n-grams in the pool after each step, a line per prompt; dots mark steps that committed more than one token.
-
-    rows: `prompt`, `step`, `ngrams`, `committed`.
-    """
-    ax = axes()
-    for color, (prompt, group) in zip(CYCLE, grouped(rows, "prompt").items(), strict=False):
-        ax.plot([r["step"] for r in group], [r["ngrams"] for r in group], color=color, label=prompt)
-        hits = [r for r in group if r["committed"] > 1]
-        ax.scatter([r["step"] for r in hits], [r["ngrams"] for r in hits], [12 * r["committed"] for r in hits], color)
-    ax.set(xlabel="step", ylabel="n-grams in the pool", xlim=(0, None), ylim=(0, None))
-    ax.legend(title="dots: more than one token committed,\nlarger for more")
-    return ax
-
-
-def plot_payoff(rows: Sequence[Row], v: WidthCurve) -> Axes:
-    """Tokens committed per forward pass against its width, and the cost of that width: above the line it pays.
-
-    rows: `method`, `label`, `width` (tokens per pass), `tokens` (committed per pass). v: the width curve.
-    """
-    ax, cost, widest = axes(), width_cost(v), max(row["width"] for row in rows)
-    at = [1 + (1.1 * widest - 1) * k / 99 for k in range(100)]
-    ax.plot(at, [cost(w) for w in at], color=COLORS["limit"], label="v(w): must be exceeded to gain")
-    for method, group in grouped(rows, "method").items():
-        ax.scatter([r["width"] for r in group], [r["tokens"] for r in group], 36, COLORS[method], label=method)
-    for row in rows:
-        near = [(r["tokens"], r["width"]) for r in rows if abs(r["width"] - row["width"]) < widest / 8]
-        place = (5, 5 if (row["tokens"], row["width"]) == max(near) else -14)  # so that neighbours' do not meet
-        at = (row["width"], row["tokens"])
-        ax.annotate(row["label"], at, place, textcoords="offset points", fontsize=9, bbox=LIFTED)
-    ax.set(xlabel="tokens fed per pass, w", ylabel="tokens committed per pass", xlim=(0, None), ylim=(0, None))
-    ax.legend(loc="lower right")
     return ax
 
 

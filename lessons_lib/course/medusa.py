@@ -1,10 +1,9 @@
-"""Figures and widget of the Medusa lesson: the tree and its mask, training of the heads, choice of the tree."""
+"""Figures and widget of the Medusa lesson: the tree and its mask, training and accuracy of the heads."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import accumulate
-from operator import itemgetter
 from statistics import mean
 
 import matplotlib.pyplot as plt
@@ -24,7 +23,6 @@ from lessons_lib.course.figures import (
     Row,
     axes,
     plot_mask,
-    plot_spread,
     tint,
 )
 from lessons_lib.course.widgets import Slider, show
@@ -123,37 +121,6 @@ def plot_head_accuracies(accuracies: Sequence[Sequence[float]]) -> Axes:
     ax.set(xlabel="most likely tokens of the head", ylabel="right one among them", ylim=(0, 1))
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return ax
-
-
-def plot_tree_sizes(rows: Iterable[Row]) -> Figure:
-    """Tokens per forward pass and speedup against the size of the tree: predicted (dashed), counted and measured.
-
-    rows: `nodes`; `expected` and `speed_predicted`, predicted from the heads' accuracies; `counted` and
-    `speed_counted`; of timed sizes also `samples` (repeated measurements of the speedup). Stars mark the fastest sizes.
-    """
-    figure, (upper, lower) = plt.subplots(2, 1, figsize=(WIDTH, 6.4), layout="compressed")
-    rows = sorted(rows, key=lambda row: row["nodes"])
-    lines = [
-        (upper, "expected", "predicted from accuracies", "--", COLORS["predicted"]),
-        (upper, "counted", "counted", "-", COLORS["medusa"]),
-        (lower, "speed_predicted", "predicted from accuracies", "--", COLORS["predicted"]),
-        (lower, "speed_counted", "counted", "-", COLORS["medusa"]),
-    ]
-    sizes = [row["nodes"] for row in rows]
-    for ax, key, name, style, color in lines:
-        values = [row[key] for row in rows]
-        ax.plot(sizes, values, style, color=color, label=name)
-        if ax is lower:
-            nodes, speed = max(zip(sizes, values, strict=True), key=itemgetter(1))  # the smallest of equally good trees
-            ax.plot(nodes, speed, "*", markersize=14, color=color, label=f"best: {nodes} nodes")
-    if timed := [row for row in rows if "samples" in row]:
-        plot_spread(lower, [row["nodes"] for row in timed], [row["samples"] for row in timed])
-    lower.axhline(1, linestyle=":", color=COLORS["limit"])
-    upper.set(xlabel="nodes of the tree", ylabel="tokens per forward pass", ylim=(0, None))
-    lower.set(xlabel="nodes of the tree", ylabel="speed [times plain]", ylim=(0, None))
-    upper.legend(loc="lower right")
-    lower.legend(loc="lower left")  # below the lines, which stay far above 0
-    return figure
 
 
 def draw_medusa(

@@ -1,6 +1,6 @@
 """Figures and widget of the prompt lookup lesson: copied tokens, and counts by kind of prompt."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from matplotlib.axes import Axes
@@ -17,12 +17,9 @@ from lessons_lib.course.figures import (
     UNDERLINED,
     WIDTH,
     Producer,
-    Row,
     axes,
     draw_spans,
-    grouped,
     lay_out,
-    look,
 )
 from lessons_lib.course.widgets import Slider, show
 from lessons_lib.decoding.generate import tokens_per_pass
@@ -52,23 +49,6 @@ def plot_spans(pieces: Sequence[tuple[str, str]]) -> Axes:
     ax.figure.set_layout_engine("none")
     ax.set_position((0.01, 0, 0.98, lines / (lines + 2)))
     return draw_spans(ax, spans, PRODUCERS)
-
-
-def plot_num_tokens(rows: Iterable[Row]) -> Axes:
-    """Counts against the number of draft tokens, a line per kind of prompt.
-
-    rows: `kind`, `num_tokens`, `tokens_per_pass` (solid) and `speed` (predicted, dashed).
-    """
-    ax, rows = axes(), sorted(rows, key=lambda row: row["num_tokens"])
-    for number, (kind, group) in enumerate(grouped(rows, "kind").items()):
-        at, (color, marker) = [row["num_tokens"] for row in group], look(number)
-        counted = [row["tokens_per_pass"] for row in group]
-        ax.plot(at, counted, marker=marker, markersize=4, color=color, label=kind)
-        ax.plot(at, [row["speed"] for row in group], "--", marker=marker, markersize=3, color=color)
-    ax.axhline(1, linestyle=":", color=COLORS["limit"])
-    ax.set(xlabel="number of draft tokens", ylabel="times plain decoding", ylim=(0, None))
-    ax.legend(title="solid: tokens per pass\ndashed: predicted speed", loc="center left", bbox_to_anchor=(1, 0.5))
-    return ax
 
 
 def counts(texts: Texts, v: WidthCurve, **settings) -> list[dict]:

@@ -1,10 +1,9 @@
 """Figures and widget of the quantization lesson: levels, rounding errors, outliers, quality against bits."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
-from statistics import median, quantiles
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -18,14 +17,12 @@ from lessons_lib.course.figures import (
     GREY,
     INK,
     ORANGE,
-    SMALL,
     WIDTH,
     Row,
     axes,
     grouped,
     look,
     plot_lines,
-    plot_prediction,
     tint,
 )
 from lessons_lib.course.widgets import Slider, show
@@ -120,46 +117,6 @@ def plot_channels(maxima: Mapping[str, Tensor], y: str) -> Axes:
     return ax
 
 
-def plot_scaling(rows: Iterable[Row], x: str, y: str) -> Axes:
-    """A line for each `label`, with `bits` written in each dot. x (logarithmic) and y name both values and axes."""
-    ax, rows = axes((6.4, 4.0)), sorted(rows, key=lambda row: row[x])
-    for i, (label, group) in enumerate(grouped(rows, "label").items()):
-        at, values, (color, _) = [row[x] for row in group], [row[y] for row in group], look(i)
-        roomy = "osp"[i % 3]  # markers with room for a digit
-        dots = dict(marker=roomy, color=color, markerfacecolor=tint(color), markersize=11)
-        ax.plot(at, values, color=color)
-        ax.plot(at, values, linestyle="none", label=label, zorder=3, **dots)
-        for row in group:
-            ax.text(row[x], row[y], f"{row['bits']}", fontsize=9, ha="center", va="center_baseline", zorder=4)
-    ax.set(xlabel=x, ylabel=y, xscale="log")
-    ax.legend(fontsize=9)
-    return ax
-
-
-def plot_steps(rows: Iterable[Row], x: str, y: str) -> Axes:
-    """Like `plot_prediction`, but each dot is labelled with its `format`, and has quartile bars and its own prediction.
-
-    The axis is logarithmic if times differ by more than a factor of eight.
-    """
-    rows = [row | {"samples": quartiles(row["samples"])} for row in rows]
-    ax, middles = plot_prediction(rows, x, y), [median(row["samples"]) for row in rows]
-    for line in (line for line in ax.get_lines() if line.get_linestyle() == "--"):
-        line.set(linestyle="none", marker="_", markersize=18, markeredgewidth=2)
-    ax.legend(title="dots: measured; bars: quartiles; dashes: predicted", ncols=4, **ABOVE)
-    for row, middle in zip(rows, middles, strict=True):
-        beside = [m for other, m in zip(rows, middles, strict=True) if all(other[k] == row[k] for k in ("method", x))]
-        where = dict(xytext=(11, 4 if middle == max(beside) else -13), textcoords="offset points")  # else they overlap
-        ax.annotate(row["format"], (row[x], middle), fontsize=SMALL, **where)
-    if max(middles) > 8 * min(middles):
-        ax.set(yscale="log", ylim=(min(middles) / 2, max(middles) * 2))
-    return ax
-
-
-def quartiles(samples: Sequence[float]) -> list[float]:
-    """Lower quartile, median and upper quartile of repeated measurements."""
-    return quantiles(samples, method="inclusive") if len(samples) > 1 else list(samples)
-
-
 FORMATS = ("affine", "absmax", "nf4", "fp8")
 BITS = (2, 3, 4, 5, 6, 7, 8)
 GROUPS = (32, 64, "row")  # these divide the rows of the small models here
@@ -169,7 +126,7 @@ def name_of(format: str, bits: int, group: int | str) -> str:
     """The format's name in `quantization.formats`. NF4 and fp8 have a fixed width, and NF4 fixed groups."""
     per = group if group == "row" else f"g{group}"
     if format == "nf4":
-        return f"nf4 {'g192' if per == 'row' else per} double"
+        return f"nf4 {'g192' if per == 'row' else per}"
     return f"fp8 {per}" if format == "fp8" else f"int{bits} {per} {format}"
 
 

@@ -1,58 +1,14 @@
-"""Figures and widget of the lesson on effective sparsity: needed shares, and the gain of skipping the rest."""
+"""Widget of the lesson on effective sparsity: the most that skipping can gain."""
 
-from collections.abc import Sequence
 from functools import partial
 from textwrap import fill
 
-import numpy as np
 from matplotlib.axes import Axes
-from torch import Tensor
 
-from lessons_lib.course.figures import CYCLE, GREY, INK, Row, axes, grouped, look
+from lessons_lib.course.figures import CYCLE, GREY, axes
 from lessons_lib.course.widgets import Slider, show
 from lessons_lib.measure.config import ModelConfig
 from lessons_lib.measure.sparsity import skippable, speedup, union
-
-
-def plot_heads(values: Tensor, label: str) -> Axes:
-    """A share for each layer (rows) and head (columns), 0 to 1. values (L, H); label: its meaning."""
-    ax = axes((4.6, 5.2))
-    image = ax.imshow(values.tolist(), vmin=0, vmax=1, cmap="viridis", aspect="auto")
-    ax.grid(False)
-    ax.set(xlabel="head", ylabel="layer", xticks=range(values.shape[1]))
-    ax.figure.colorbar(image, ax=ax, label=label)
-    return ax
-
-
-def plot_skipping_gains(rows: Sequence[Row]) -> Axes:
-    """Speedup over dense against the skipped share (median, quartiles), with dashed predictions.
-
-    rows: `label`, `sparsity`, `samples` and `predicted`. Points of several labels are drawn side by side
-    around their common S, and equal predictions alternate their dashes. Dotted: 1/(1 - S), the limit of a matmul that
-    reads only what it needs.
-    """
-    ax, labels = axes(), grouped(rows, "label")
-    for i, (label, group) in enumerate(labels.items()):
-        at, (color, marker) = np.array([row["sparsity"] for row in group]), look(i)
-        low, middle, high = np.array([np.percentile(row["samples"], (25, 50, 75)) for row in group]).T
-        beside, bars = at + 0.006 * (i - (len(labels) - 1) / 2), (middle - low, high - middle)
-        ax.errorbar(beside, middle, yerr=bars, fmt=marker, capsize=3, color=color, label=label)
-        ax.plot(*by_bytes(at, [row["predicted"] for row in group]), linestyle=(4 * i, (4, 8)), color=color)
-    ax.axhline(1, color=GREY, linewidth=1)
-    at = sorted({row["sparsity"] for row in rows if row["sparsity"] < 1})
-    ax.plot(*by_bytes(at, [speedup(1, s) for s in at]), ":", color=INK, label="limit 1/(1 - S)")
-    ax.set(xlabel="share skipped, S (points stand side by side around theirs)", yscale="log")
-    ax.set(ylabel="times as fast as dense")
-    ax.yaxis.set_major_formatter("{x:g}")
-    ax.legend(fontsize=9, title="dashed: predicted, in turn where equal; bars: quartiles")
-    return ax
-
-
-def by_bytes(at: Sequence[float], gains: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Interpolate gains at ascending shares `at` -> curve (x, y); bytes, the reciprocals, are linear in between."""
-    x = np.union1d(np.linspace(at[0], at[-1], 101), at)
-    return x, 1 / np.interp(x, at, 1 / np.asarray(gains))
-
 
 PERCENT = (0, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 99)
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)

@@ -18,7 +18,7 @@ peers, llamacpp         the same by transformers and llama.cpp
 from lessons_lib.decoding import llamacpp
 from lessons_lib.decoding.draft_tree import DraftTree, ModelInput, make_input, plain_input
 from lessons_lib.decoding.generate import after_prefill, compression, new_sequence, step, tokens_per_pass
-from lessons_lib.decoding.peers import TransformersGenerate, assist, by_transformers, count_passes, static_and_compiled
+from lessons_lib.decoding.peers import TransformersGenerate, assist, by_transformers, static_and_compiled
 from lessons_lib.decoding.prediction import (
     TOLERATED,
     Configuration,
@@ -39,13 +39,11 @@ from lessons_lib.decoding.proposers.tree_shape import (
     TreeShape,
     best_size,
     best_tree,
-    buffers,
     published_tree,
     regular,
     speed_by_size,
 )
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, TransformersTarget, as_target
-from lessons_lib.decoding.targets.compiled import one_by_one
 from lessons_lib.decoding.targets.table import TableTarget
 from lessons_lib.decoding.text import encode
 from lessons_lib.decoding.timing import (
@@ -54,7 +52,6 @@ from lessons_lib.decoding.timing import (
     clocked_transformers,
     launch_times,
     overhead_proxy,
-    products_in_cache,
     time_request,
     time_requests,
     time_transformers,
@@ -86,12 +83,10 @@ __all__ = [
     "best",
     "best_size",
     "best_tree",
-    "buffers",
     "by_transformers",
     "check_order",
     "clocked_transformers",
     "compression",
-    "count_passes",
     "counting",
     "counts",
     "encode",
@@ -103,10 +98,8 @@ __all__ = [
     "logits_along",
     "make_input",
     "new_sequence",
-    "one_by_one",
     "overhead_proxy",
     "plain_input",
-    "products_in_cache",
     "published_tree",
     "regular",
     "repeatable_step",

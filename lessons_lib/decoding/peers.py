@@ -53,16 +53,6 @@ def static_and_compiled(capacity: int) -> dict:
     return {"cache_implementation": "static", "max_cache_len": capacity, "compile_config": how}
 
 
-def count_passes(network, prompt: Sequence[int], new: int, draft=None) -> tuple[list[int], int]:
-    """As `by_transformers` -> (new ids, number of forward passes of `network`, prefill included)."""
-    calls: list[int] = []
-    hook = network.register_forward_pre_hook(lambda module, given: calls.append(1))
-    try:
-        return by_transformers(network, prompt, new, draft), len(calls)
-    finally:
-        hook.remove()
-
-
 class EarlyExitRun(NamedTuple):
     """Result of `by_early_exit`: new ids, seconds, and forward passes of all layers (prefill included) and of the first
     ones alone."""

@@ -17,7 +17,7 @@ from lessons_lib.measure.cost import (
     width_cost,
     width_curve,
 )
-from lessons_lib.measure.profiler import bytes_left, count_graphs, peak_bytes
+from lessons_lib.measure.profiler import count_graphs, peak_bytes
 from lessons_lib.measure.quality import chi_square
 from lessons_lib.measure.results import Result, show
 
@@ -34,7 +34,6 @@ __all__ = [
     "best_gamma",
     "break_even",
     "break_even_tokens",
-    "bytes_left",
     "chi_square",
     "count_graphs",
     "crossing",

@@ -93,16 +93,6 @@ def limit(flops: float, moved: float, hardware: Hardware, dtype: str) -> float:
     return max(moved / reading, flops / hardware.matmul_flops[dtype])
 
 
-def mbu(step_bytes: float, steps_per_second: float, peak_bandwidth: float) -> float:
-    """Model bandwidth utilisation as a share: bytes that a step must read, times steps per second, over the peak."""
-    return step_bytes * steps_per_second / peak_bandwidth
-
-
-def mfu(step_flops: float, steps_per_second: float, peak_flops: float) -> float:
-    """Model FLOPs utilisation as a share. The peak (FLOP/s) must be that of dense, not sparse, arithmetic."""
-    return step_flops * steps_per_second / peak_flops
-
-
 def predict_decode_step(config: ModelConfig, hardware: Hardware, dtype: str) -> float:
     """Predict the seconds of one decode step, its cache empty, from the rates that were measured in this dtype."""
     moved = bytes_decode(config, weight_bytes=ELEMENT_BYTES[dtype])

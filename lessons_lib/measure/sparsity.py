@@ -24,12 +24,6 @@ def share_below(weights: Tensor, threshold: float, allowed: Tensor | None = None
     return ((w < threshold) & allowed).sum(-1) / n.double()
 
 
-def share_below_uniform(weights: Tensor, tau: float, allowed: Tensor | None = None) -> Tensor:
-    """R_tau: share of a row's weights below tau times the average weight 1/n."""
-    w, allowed, n = rows(weights, allowed)
-    return ((w < tau / n[..., None].double()) & allowed).sum(-1) / n.double()
-
-
 def kept_count(weights: Tensor, mass: float, allowed: Tensor | None = None) -> Tensor:
     """k: number of largest weights needed to hold `mass` of a row, int64."""
     w, _, n = rows(weights, allowed)
@@ -46,12 +40,6 @@ def top_mass(weights: Tensor, share: float, allowed: Tensor | None = None) -> Te
     """Mass held by the largest `share` of a row's weights, at least one weight."""
     w, allowed, _ = rows(weights, allowed)
     return (w * highest(w, share, allowed)).sum(-1)
-
-
-def effective_count(weights: Tensor, allowed: Tensor | None = None) -> Tensor:
-    """exp(entropy): the number of equal weights with the same entropy."""
-    w, _, _ = rows(weights, allowed)
-    return torch.special.entr(w).sum(-1).exp()
 
 
 def mass_sparsity_of_normal(std: float, eps: float) -> float:

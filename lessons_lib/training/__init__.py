@@ -14,8 +14,8 @@ layerskip     layer dropout and early-exit loss, and the quality of every exit
 exit_adapter  trains an adapter for one exit of a model that stays as it is
 """
 
-from lessons_lib.training.collect import Text, Writer, plan
-from lessons_lib.training.evaluate import right_in_steps, stats_of, top_tokens
+from lessons_lib.training.collect import Writer, plan
+from lessons_lib.training.evaluate import right_in_steps
 from lessons_lib.training.layerskip import dropout_rates, exit_weights, gradual, rotational
 from lessons_lib.training.loop import schedule
 from lessons_lib.training.medusa import HeadsRecipe, fresh, judge, look, train_step
@@ -24,7 +24,6 @@ from lessons_lib.training.text_to_sql import text_to_sql
 
 __all__ = [
     "HeadsRecipe",
-    "Text",
     "Writer",
     "dropout_rates",
     "exit_weights",
@@ -38,8 +37,6 @@ __all__ = [
     "right_in_steps",
     "rotational",
     "schedule",
-    "stats_of",
     "text_to_sql",
-    "top_tokens",
     "train_step",
 ]

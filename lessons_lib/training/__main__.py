@@ -6,7 +6,6 @@ collect                  generates the target's answers to prompts, which draft 
 distill                  trains a draft model, or continues a run
 evaluate                 evaluates a run's draft, or the stored one, on held-out texts
 export                   stores a run's draft with the package
-bits                     evaluates drafts in 2 to 8 bits, into weights/smol-draft/bits.json
 heads                    trains Medusa heads, or continues a run
 heads-joint              trains heads and model together
 heads-evaluate           evaluates a run's heads; the tree is chosen on validation texts
@@ -34,7 +33,7 @@ from lessons_lib.data import RESULTS
 from lessons_lib.decoding.proposers.tree_shape import best_tree
 from lessons_lib.models import LanguageModel, load, pick
 from lessons_lib.models.decoder import Decoder
-from lessons_lib.models.draft import decoder_of, load_draft, own_weights, save_draft
+from lessons_lib.models.draft import decoder_of, load_draft, save_draft
 from lessons_lib.models.exits import LAYERSKIP, ExitAdapter, save_layerskip
 from lessons_lib.models.lora import adapters, merge_in_place
 from lessons_lib.models.medusa import MedusaHeads, load_heads, save_heads
@@ -87,8 +86,6 @@ def parser() -> argparse.ArgumentParser:
     add_training(parts, "distill", run_distill, distill.Recipe)
     part = add_part(parts, "evaluate", run_evaluate)
     part.add_argument("--run", help="a training run (default: the stored draft)")
-    part = add_part(parts, "bits", run_bits)
-    part.add_argument("--runs", nargs="+", required=True, help="of drafts that were trained alike, such as of N and 2N")
 
     add_training(parts, "heads", run_heads, HeadsRecipe)
     add_training(parts, "heads-joint", run_joint, JointRecipe)
@@ -208,17 +205,6 @@ def facts_of(run: TrainingRun) -> dict:
     """Entries of a card that any run has."""
     texts = len(collect.training_texts())
     return {"recipe": asdict(run.recipe), "steps": run.step, "hours": run.seconds / 3600, "texts": texts}
-
-
-def run_bits(options: argparse.Namespace) -> None:
-    """Evaluate drafts of several sizes in several bit widths, and store the results."""
-    texts, found = collect.held_out_texts(), []
-    for name in options.runs:
-        run = distill.trained(target(), folder_of(DRAFT, name))
-        size = sum(weight.numel() for weight in own_weights(run.draft).values())
-        about = {"run": name, "parameters": size, "steps": run.step, "recipe": asdict(run.recipe)}
-        found.append(about | {"rows": evaluate.rounded_worth(run.draft, texts)})
-    (OURS / DRAFT / "bits.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def target(device: str = "cpu") -> Decoder:

@@ -1,4 +1,4 @@
-"""Evaluation of drafts and heads (lessons 06, 09, 10), by replay along the target's recorded greedy texts.
+"""Evaluation of drafts and heads (lessons 06, 09), by replay along the target's recorded greedy texts.
 
 Greedy output does not depend on the draft, and up to its first wrong token a draft has read exactly that text. So one
 forward pass over a text yields every draft token of every possible step. For Medusa heads not even that is needed:
@@ -20,16 +20,12 @@ from lessons_lib.decoding.proposers.medusa import Medusa
 from lessons_lib.decoding.proposers.tree_shape import TreeShape
 from lessons_lib.decoding.targets import Target
 from lessons_lib.models.decoder import Decoder, NoCache, Segment
-from lessons_lib.models.draft import TrimmedDecoder, own_weights
 from lessons_lib.models.medusa import MedusaHeads
-from lessons_lib.quantization import quantize_model
-from lessons_lib.quantization.formats import bits_of
 from lessons_lib.training.collect import Text
 from lessons_lib.training.medusa import ROWS
 from lessons_lib.training.prompts import CATEGORIES
 
 GAMMA = 4  # draft tokens per step when a draft is evaluated
-FORMATS = tuple(f"int{bits} g64 affine" for bits in (2, 3, 4, 5, 6, 8))  # formats to which drafts are rounded
 TopTokens = list[list[list[int]]]
 
 
@@ -102,24 +98,6 @@ def right_in_steps(draft: Target, prompt: Sequence[int], new: Sequence[int]) -> 
 def tokens_per_pass(found: Sequence[Sequence[bool]], gamma: int) -> float:
     """tau over several texts, prefill excluded; NaN without draft tokens. found: `right` of each text."""
     return generate.tokens_per_pass([step for text in found for step in replay_draft(text, Constant(gamma))])
-
-
-def rounded_worth(draft: TrimmedDecoder, texts: Sequence[Text]) -> list[dict]:
-    """Evaluate a draft with its own matrices rounded, a result for each of FORMATS; norms and the shared head are not.
-
-    bits: per weight, scales and minima included. total: bits of all its own matrices. tokens_per_pass (GAMMA draft
-    tokens per step) and right: means over the kinds of text. More parameters or more bits? See Dettmers and Zettlemoyer
-    2022 (arXiv 2212.09720).
-    """
-    matrices = [weight for weight in own_weights(draft).values() if weight.dim() == 2]
-    rows = []
-    for name in FORMATS:
-        total = sum(weight.numel() * bits_of(name, weight.shape[1]) for weight in matrices)
-        found = evaluate(quantize_model(draft, name, head=None, values=True), texts)
-        share = mean([kind["right"] for kind in found["kinds"].values()])
-        row = {"format": name, "bits": total / sum(weight.numel() for weight in matrices), "total": total}
-        rows.append(row | {"tokens_per_pass": found["macro"], "right": share})
-    return rows
 
 
 # --- Medusa heads and their tree

@@ -23,7 +23,7 @@ SHORT = {
     "07": {"max_new_tokens": 16, "timed_tokens": 12, "repeats": 1},
     "08": {"max_new_tokens": 16, "repeats": 1},
     "09": {"train_steps": 2, "max_new_tokens": 12, "timed_tokens": 10, "repeats": 1},
-    "10": {"tokens": 256, "calibration": 512, "compiled": ["W8A16"], "new": 8, "repeats": 1},
+    "10": {"tokens": 256, "calibration": 512, "repeats": 1},
     "11": {"max_new_tokens": 8, "context": 384, "repeats": 1},
     "12": {"longest": 512, "tokens": 64, "repeats": 1},
     "13": {"num_questions": 2, "train_steps": 4, "repeats": 1},

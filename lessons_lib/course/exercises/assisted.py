@@ -1,4 +1,4 @@
-"""Checkers: greedy verification, the residual, two caches after a step, and how fast a draft must be."""
+"""Checkers: greedy verification, a draft without randomness, two caches after a step, and how fast a draft must be."""
 
 from lessons_lib.course.exercises import exercise, expect
 from lessons_lib.measure.cost import break_even
@@ -14,11 +14,12 @@ def verify(attempt):
 
 
 @exercise("06.2")
-def residual(attempt):
-    """(p - q)+ over its sum, p where nothing is left."""
-    expect(attempt, [0.5, 0.3, 0.2], [0.2, 0.5, 0.3], equals=[1.0, 0.0, 0.0])
-    expect(attempt, [0.5, 0.25, 0.25], [0.25, 0.75, 0.0], equals=[0.5, 0.0, 0.5])
-    expect(attempt, [0.0, 1.0], [0.0, 1.0], equals=[0.0, 1.0])
+def certain(attempt):
+    """A draft token x with q(x) = 1: accepted with p(x), else p without x; p itself where nothing is left."""
+    expect(attempt, [0.5, 0.25, 0.25], 1, equals=(0.25, [2 / 3, 0.0, 1 / 3]))
+    expect(attempt, [0.5, 0.25, 0.25], 0, equals=(0.5, [0.0, 0.5, 0.5]))
+    expect(attempt, [0.75, 0.25, 0.0], 2, equals=(0.0, [0.75, 0.25, 0.0]))
+    expect(attempt, [0.0, 1.0], 1, equals=(1.0, [0.0, 1.0]))
 
 
 @exercise("06.3")

@@ -1,11 +1,10 @@
-"""Checkers: the latest occurrence, what a draft token must bring, tokens per forward pass, and a replay."""
+"""Checkers: the latest occurrence, how many drafts must be right, a copy that goes on, and a replay."""
 
 import random
 
 from lessons_lib.course.exercises import exercise, expect
 from lessons_lib.decoding.prediction import Recording, replay
 from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
-from lessons_lib.measure.cost import expected_tokens
 
 
 @exercise("07.1")
@@ -27,10 +26,11 @@ def share_that_pays(attempt):
 
 
 @exercise("07.3")
-def tokens_per_pass(attempt):
-    """1 + m (E[N] - 1)."""
-    for share, alpha, gamma in [(1.0, 0.8, 5), (0.4, 0.5, 10), (0.0, 0.9, 10), (0.7, 0.0, 3)]:
-        expect(attempt, share, alpha, gamma, equals=1 + share * (expected_tokens(alpha, gamma) - 1))
+def copy_on(attempt):
+    """The copied tokens, repeated where the text ends, as with the rule "recent"."""
+    expect(attempt, [1, 2, 3, 1, 2], 2, 2, equals=[3, 1])
+    expect(attempt, [1, 2, 3, 1, 2], 2, 8, equals=[3, 1, 2, 3, 1, 2, 3, 1])
+    expect(attempt, [5, 5], 1, 3, equals=[5, 5, 5])
 
 
 @exercise("07.4")

@@ -44,8 +44,8 @@ class Lookahead(Proposer):
     the prompt.
 
     A step runs up to (W + G)(N - 1) tokens and commits up to N. The window always predicts greedily, which is right
-    for sampling as well: its n-grams are only drafts. As in the authors' code, it moves by one token per step, however
-    many tokens were accepted.
+    for sampling as well: its n-grams are only drafts. As in the authors' code, it drops one row per step, however many
+    tokens were accepted.
     """
 
     def __init__(self, W: int = 5, N: int = 4, G: int = 5, pool_from_text: bool = False, seed: int = 0):

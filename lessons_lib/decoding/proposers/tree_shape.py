@@ -19,7 +19,6 @@ from lessons_lib.measure.cost import StepCost, WidthCurve
 
 Choice = tuple[int, ...]
 Accuracies = Sequence[Sequence[float]]  # [k][i]: probability that the i-th most likely token of head k + 1 is right
-PAD = -1
 
 
 @dataclass(frozen=True)
@@ -103,47 +102,12 @@ def published_tree() -> TreeShape:
     return TreeShape.of((*above, rank) for above, count in PUBLISHED.items() for rank in range(count))
 
 
-@dataclass(frozen=True)
-class TreeBuffers:
-    """The published layout of a tree of n nodes. Here the root is number 0 and the nodes are 1 to n.
-
-    mask (1 + n, 1 + n) bool: row j attends to itself and its ancestors. positions (1 + n): distance from the root.
-    index (1 + n): where the token of a node is in [root, top tokens of head 1, top tokens of head 2, ...].
-    retrieve (leaves, 1 + depth): nodes from the root to every leaf, the last leaf first, padded with -1.
-    The padding must be excluded when tokens along a row are compared. The authors' code does not exclude it, and so
-    accepts it as a token where the model's argmax is token 0.
-    """
-
-    mask: Tensor
-    positions: Tensor
-    index: Tensor
-    retrieve: Tensor
-
-
-def buffers(shape: TreeShape, top_k: int = 10) -> TreeBuffers:
-    """The published layout of a tree. top_k: top tokens listed per head; ValueError if the tree needs more."""
-    if shape.ranks > top_k:
-        raise ValueError(f"the tree asks for a head's {shape.ranks} most likely tokens, but top_k is {top_k}; raise it")
-    index = [1 + top_k * (len(choice) - 1) + choice[-1] for choice in shape.choices]
-    return TreeBuffers(ancestors(shape), torch.tensor([0, *shape.depths]), torch.tensor([0, *index]), leaf_paths(shape))
-
-
 def ancestors(shape: TreeShape) -> Tensor:
     """Tree mask (1 + n, 1 + n) bool, root first: row j is True at j and at all its ancestors."""
     seen = torch.eye(1 + len(shape.choices), dtype=torch.bool)
     for node, parent in enumerate(shape.parents, 1):
         seen[node] |= seen[parent + 1]
     return seen
-
-
-def leaf_paths(shape: TreeShape) -> Tensor:
-    """Paths (leaves, 1 + depth) from the root down to every leaf, the last leaf first, padded with PAD.
-
-    Without nodes, the only path is the root.
-    """
-    seen = ancestors(shape)
-    paths = [seen[leaf + 1].nonzero().flatten().tolist() for leaf in reversed(shape.leaves)] or [[0]]
-    return torch.tensor([path + [PAD] * (1 + shape.depth - len(path)) for path in paths])
 
 
 def by_value(accuracies: Accuracies) -> Iterator[tuple[Choice, float]]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lessons_lib.caches.cache import StaticBuffers, StaticCache
 from lessons_lib.compiler import CompiledStep, CudaGraph, compiler_problem
-from lessons_lib.decoding.draft_tree import ModelInput, ModelOutput, plain_input
+from lessons_lib.decoding.draft_tree import ModelInput, ModelOutput
 from lessons_lib.decoding.targets.decoder import DecoderTarget
 from lessons_lib.models.decoder import Decoder, Segment, with_attention
 from lessons_lib.progress import say
@@ -24,7 +24,6 @@ from lessons_lib.quantization.linear import QuantizedLinear, sharing_copy
 
 MATMULS = ("pointwise", "library")
 POINTWISE_ROWS = 16  # sums beat the CPU library's matmul up to so many tokens in float32, for 1 token in 16 bits
-SHORT = 4  # `one_by_one` feeds inputs of up to so many tokens one by one; a longer one is a prompt
 CAPACITY_STEP = 16  # fitted capacities are multiples of it: whole vectors on any CPU
 # Dynamic sizes of a fitted step's arguments: tokens, positions, entries, mask, keys, values.
 FITTED = ((), (), (), (None, "capacity"), (None, "capacity", None), (None, "capacity", None))
@@ -185,28 +184,6 @@ class CompiledTarget(DecoderTarget):
         if not self.captures:
             self.widths = []
         say_uncompiled(problem)
-
-
-def one_by_one(target: CompiledTarget) -> CompiledTarget:
-    """A copy of the target of a draft model that feeds short inputs token by token -> the last token's output.
-
-    After a step whose draft tokens were all accepted, the draft model has two uncomputed tokens. If it is compiled for
-    one token, it would run both eagerly, which may take longer than many compiled steps. Other inputs run unchanged:
-    prompts, inputs with a mask, and inputs that need the logits of more than the last token.
-    """
-
-    def run(model_input: ModelInput) -> ModelOutput:
-        if model_input.mask is not None or model_input.wanted != 1 or len(model_input.tokens) > SHORT:
-            return target.run([model_input])[0]
-        *first, last = [plain_input([token], model_input.cache) for token in model_input.tokens]
-        for part in first:
-            target.run([part])
-        last.after = model_input.after
-        return target.run([last])[0]
-
-    other = copy(target)
-    other.run = lambda inputs: [run(model_input) for model_input in inputs]
-    return other
 
 
 def say_uncompiled(problem: str | None) -> str | None:

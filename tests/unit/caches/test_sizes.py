@@ -33,7 +33,7 @@ TINY = dict(
 def test_bytes_equal_the_table_of_models(name, course, true, factor, mib, own):
     shape = CONFIGS[name]
     assert 2 * 2 * shape.num_layers * shape.hidden_size == course == factor * true
-    assert sizes.kv_bytes_per_token(shape) == true
+    assert sizes.kv_bytes(shape, 1) == true
     assert sizes.kv_bytes(shape, 2048) == mib * MiB
     assert sizes.kv_bytes(shape, shape.max_position_embeddings) == own * GiB
 

@@ -58,8 +58,7 @@ def rows(**columns):
 LOGS = {"static": served(Static()), "continuous": served(Continuous())}
 COPIES = [("I say ", "model"), ("what you said, ", "prompt"), ("again $x$", "answer")]
 DRAFTED = assisted.Drafted([1, 2, 3, 4, 5, 6], [2, 3, 9, 5, 6])
-LENGTHS = rows(gamma=(1, 2, 4), predicted=(1.2, 1.5, 1.1), counted=(1.1, 1.4, 1), samples=([1.1, 1.2], [1.3, 1.4], [1]),
-               strayed=(False, False, True))  # fmt: skip
+LENGTHS = rows(gamma=(1, 2, 4), predicted=(1.2, 1.5, 1.1), counted=(1.1, 1.4, 1))
 RUNGS = [
     {"configuration": "slow", "speed": 10.0, "predicted": 12.0},
     {"configuration": "fast", "speed": 40.0, "below": "slow", "predicted": 50.0},
@@ -76,27 +75,11 @@ PARTS = ladder.Parts(
     {"lookup": lambda text, gamma: replay(text, PromptLookup(gamma, rule="transformers"))},
     {"lookup": 0.0},
 )
-STEPS = [{"method": how, "format": f, "MB": mb, "samples": [ms, 1.1 * ms], "predicted": ms} for how, f, mb, ms in
-         (("eager", "bf16", 269, 36), ("eager", "W8A16", 135, 27), ("eager", "int8", 135, 28),
-          ("eager", "int4", 76, 16), ("compiled", "bf16", 269, 12), ("compiled", "int4", 76, 7))]  # fmt: skip
-SIZES = [
-    {"nodes": 4, "expected": 2.2, "counted": 2.0, "speed_predicted": 1.4, "speed_counted": 1.2, "samples": [1, 3, 2]},
-    {"nodes": 1, "expected": 1.6, "counted": 1.5, "speed_predicted": 1.3, "speed_counted": 1.25},
-    {"nodes": 8, "expected": 2.4, "counted": 2.1, "speed_predicted": 1.1, "speed_counted": 1.0},
-]
 TRAINING = [{"step": 1, "loss": 9}, {"step": 2, "loss": 7, "held_loss": 8, "top1": [0.5, 0.2], "top5": [0.7, 0.4]},
             {"step": 4, "loss": 6, "held_loss": 6, "top1": [0.6, 0.3], "top5": [0.8, 0.45]}]  # fmt: skip
-PREDICTED = [
-    {"method": m, "tokens": t, "samples": [t * k, 1.2 * t * k], "predicted": t * k / 2}
-    for m, k in (("eager", 2), ("compiled", 1)) for t in (256, 512)
-]  # fmt: skip
 SYSTEMS = rows(longest=(32, 1536, 32, 1536), system="aabb", gain=(1, 2, 3, 9), published_gain=(None, None, None, 8))
-GAINS = [
-    {"label": n, "sparsity": s, "samples": [1, 1.2, 0.9], "predicted": 1 / (1 - s)} for n in "ab" for s in (0.5, 0.9)
-]
 
 PLOTS = {
-    "shared: predicted and measured": lambda: figures.plot_prediction(PREDICTED, "tokens", "ms"),
     "shared: width curve": lambda: figures.plot_width_curve({"decoder": CURVE, "compiled": CURVE}),
     "shared: parts": lambda: figures.plot_parts(
         {"eager": {"matmuls": 30.0, "attention": 6.0, "the rest": 0.5}, "compiled": {"matmuls": 9.0}},
@@ -115,23 +98,14 @@ PLOTS = {
     "06 draft length": lambda: assisted.plot_draft_length(LENGTHS, chosen=2),
     "06 when it pays": lambda: assisted.plot_pays(
         {"here": [(0.5, 0.9), (0.25, 0.4)], "nowhere": [(0.5, 2.0)]}, [("ours", 0.1, 0.7), ("other", 0.1, 0.71)]),
-    "06 distillation": lambda: assisted.plot_distillation(rows(step=(1, 9), agree=(0.1, 0.6))),
     "07 spans": lambda: prompt_lookup.plot_spans(COPIES),
-    "07 draft tokens": lambda: prompt_lookup.plot_num_tokens(
-        rows(kind=("code", "code"), num_tokens=(5, 1), tokens_per_pass=(3, 1.5), speed=(2, 1.2))),
     "08 trajectory": lambda: lookahead.plot_trajectory([[5, 5, 4, 5], [0, 2, 2, 2], [0, 1, 0, 6], [0, 1, 4, 6]]),
-    "08 masks": lambda: lookahead.plot_masks(5, 4, 2),
     "08 wide mask": lambda: lookahead.plot_branch_mask(8, 6, 5),
-    "08 pool": lambda: lookahead.plot_pool_growth(
-        [{"prompt": p, "step": s, "ngrams": 5 * s, "committed": 1 + s % 2} for p in "ab" for s in range(4)]),
-    "08 payoff": lambda: lookahead.plot_payoff(
-        rows(method=("jacobi", "lookahead"), label=("n=8", "5/4/5"), width=(8, 25.5), tokens=(1.1, 1.6)), WIDTHS),
     "09 tree and mask": lambda: medusa.plot_tree_and_mask(TreeShape.of(SIX)),
     "09 large tree": lambda: medusa.plot_tree_and_mask(regular(41)),
     "09 no tree": lambda: medusa.plot_tree_and_mask(TreeShape.of([])),
     "09 training": lambda: medusa.plot_heads_training(TRAINING),
     "09 accuracies": lambda: medusa.plot_head_accuracies([[0.5, 0.25, 0.125], [0.25, 0.125]]),
-    "09 sizes": lambda: medusa.plot_tree_sizes(SIZES),
     "10 levels": lambda: quantization.plot_levels({"three": [-1, 0, 1], "five": [-1, -0.5, 0, 0.5, 1]}),
     "10 rounding": lambda: quantization.plot_rounding(NORMAL, NORMAL.round()),
     "10 nothing rounded": lambda: quantization.plot_rounding(torch.ones(10), torch.ones(10)),
@@ -142,18 +116,12 @@ PLOTS = {
     "10 duel": lambda: quantization.plot_duel(rows(label="wx", a=(0.01, 0.05), b=(0.03, 0.02)), "a", "b"),
     "10 channels": lambda: quantization.plot_channels(
         {"x": torch.tensor([1.0, 9.0, 4.0]), "w": torch.tensor([30.0, 10.0, 20.0])}, "size"),
-    "10 scaling": lambda: quantization.plot_scaling(
-        [{"label": m, "bits": b, "size": 100 * b, "loss": 1 / b + i} for i, m in enumerate("mn") for b in (8, 4)],
-        "size", "loss"),
-    "10 steps": lambda: quantization.plot_steps(STEPS, "MB", "ms"),
     "11 waterfall": lambda: figures.plot_waterfall(RUNGS),
     "11 quality": lambda: ladder.plot_quality(
         rows(configuration=("generate", "int8, rotated", "int8, plain"), speed=(40.0, 90.0, 91.0),
              loss=(0.0, 0.004, 0.006), bytes=(5e8, 1e8, 1e8)), 0.01),
     "11 published": lambda: ladder.plot_published(
         {"a": [("eager", 1), ("compiled", 5), ("int8", 9)], "b": [("plain", 1), ("fused", 4.7), ("4 bits", 8.6)]}),
-    "12 heads": lambda: sparsity.plot_heads(torch.tensor([[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]]), "share"),
-    "12 gains": lambda: sparsity.plot_skipping_gains(GAINS),
 }  # fmt: skip
 
 

@@ -181,7 +181,7 @@ def test_the_best_tree_within_the_sliders_has_its_tokens_its_price_and_the_speed
 def test_sliders_become_names_of_formats_and_each_is_one():
     name_of, names = quantization.name_of, quantization.names()
     assert name_of("affine", 4, 32) == "int4 g32 affine" and name_of("absmax", 8, "row") == "int8 row absmax"
-    assert name_of("nf4", 8, 64) == "nf4 g64 double" and name_of("fp8", 2, "row") == "fp8 row"
+    assert name_of("nf4", 8, 64) == "nf4 g64" and name_of("fp8", 2, "row") == "fp8 row"
     assert len(names) == len(set(names)) == 7 * 3 * 2 + 3 + 3
     for name in names:
         rounding(name)(torch.ones(2, 192))
@@ -199,7 +199,7 @@ def test_the_quantization_widget_says_bits_error_perplexity_bytes_and_speed():
     assert f"perplexity 30.5 (29 unrounded), {read / 1e6:.1f} MB a step" in said["affine", 4, 32]
     assert f"{1 / (0.01 + read / 1e9):.0f} tokens/s predicted" in said["affine", 4, 32]
     assert "perplexity not measured" in said["affine", 4, 64]
-    assert said["nf4", 2, 64] == said["nf4", 8, 64] and "nf4 g64 double: 4.13 bits" in said["nf4", 8, 64]
+    assert said["nf4", 2, 64] == said["nf4", 8, 64] and "nf4 g64: 4.50 bits" in said["nf4", 8, 64]
 
 
 SLOW = StepCost(weight_bytes=100, bandwidth=100)  # a second a step

@@ -1,4 +1,4 @@
-"""The profiler: where a step's time goes, peak memory, and how many graphs are compiled."""
+"""The profiler: peak memory, and how many graphs are compiled."""
 
 import gc
 
@@ -7,54 +7,12 @@ import torch
 import torch.nn.functional as F
 
 from lessons_lib.attention import naive, tiled
-from lessons_lib.measure import clock
 from lessons_lib.measure.profiler import (
     Graphs,
-    bytes_left,
     count_graphs,
     gc_frozen,
-    grouped,
-    kernel_times,
     peak_bytes,
-    profile_parts,
 )
-
-
-@pytest.mark.parametrize("kernel, part", [
-    ("aten::mm", "matmuls"),
-    ("mkldnn::_linear_pointwise", "matmuls"),
-    ("graph_5_gemm_m1n960k576_kernel", "matmuls"),
-    ("graph_0_cpp_fused__softmax_addcmul_mul_roll_1", "attention"),
-    ("graph_0_cpp_fused__softmax_add_embedding_mul_rsqrt_silu_split_sum_view_0", "one kernel"),
-    ("## Call CompiledFxGraph fhn2wfaqxtjt ##", "launch"),
-    ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention"),
-])  # fmt: skip
-def test_kernels_fall_into_the_part_they_belong_to(kernel, part):
-    assert grouped({kernel: 1.0})[part] == 1.0
-
-
-def test_a_kernel_counts_once_for_the_first_part_that_matches():
-    assert grouped({"softmax_mul_silu": 2.0}) == {"one kernel": 2.0, "matmuls": 0, "attention": 0, "launch": 0}
-
-
-def test_the_profiler_sees_a_matrix_product():
-    a = torch.ones(64, 64)
-    assert kernel_times(lambda: a @ a)["aten::mm"] > 0
-
-
-def test_parts_add_up_to_the_time_without_the_profiler(monkeypatch):
-    monkeypatch.setattr(clock, "timed", lambda step, device, repeats: clock.Samples((1000.0,)))
-    a = torch.ones(64, 64)
-    parts = profile_parts(lambda: (a @ a).softmax(-1), runs=2)
-    assert list(parts) == ["matmuls", "attention", "the rest"] and all(parts.values())
-    assert list(profile_parts(lambda: a + 1, runs=2)) == ["the rest"]
-    assert sum(parts.values()) == pytest.approx(1000.0)
-
-
-def test_the_rest_is_never_negative(monkeypatch):
-    monkeypatch.setattr(clock, "timed", lambda step, device, repeats: clock.Samples((0.0,)))
-    a = torch.ones(64, 64)
-    assert profile_parts(lambda: a @ a, runs=2)["the rest"] == 0
 
 
 def one_after_another():
@@ -69,12 +27,6 @@ def at_once():
 def test_tensors_that_live_at_once_add_up_and_others_do_not():
     assert peak_bytes(one_after_another) == pytest.approx(2**20, rel=0.01)
     assert peak_bytes(at_once) == pytest.approx(3 * 2**20, rel=0.01)
-
-
-def test_what_is_given_back_does_not_stay():
-    assert bytes_left(one_after_another) == 0
-    assert bytes_left(lambda: at_once()[0]) == pytest.approx(2**20, rel=0.01)
-    assert bytes_left(at_once) == pytest.approx(3 * 2**20, rel=0.01)
 
 
 def test_what_was_there_before_does_not_count():
@@ -102,8 +54,6 @@ def test_a_kernels_own_memory_is_seen():
 def test_other_devices_are_refused():
     with pytest.raises(ValueError, match="not on mps"):
         peak_bytes(lambda: None, "mps")
-    with pytest.raises(ValueError, match="not on mps"):
-        bytes_left(lambda: None, "mps")
 
 
 def test_what_exists_is_spared_the_collector_for_a_while_whatever_happens():

@@ -8,13 +8,11 @@ from hypothesis import strategies as st
 from lessons_lib.measure.config import CONFIGS
 from lessons_lib.measure.sparsity import (
     attention_share,
-    effective_count,
     highest,
     kept_count,
     mass_sparsity,
     mass_sparsity_of_normal,
     share_below,
-    share_below_uniform,
     skippable,
     speedup,
     threshold,
@@ -36,24 +34,22 @@ def causal(count):
 
 def test_a_uniform_row_is_all_small_but_nothing_of_it_may_go():
     assert share_below(UNIFORM, 1e-2) == 1
-    assert share_below_uniform(UNIFORM, 0.1) == 0 and share_below_uniform(UNIFORM, 1.01) == 1
     assert kept_count(UNIFORM, 0.99) == 990
     assert mass_sparsity(UNIFORM, 0.01).item() == pytest.approx(0.01)
-    assert effective_count(UNIFORM).item() == pytest.approx(1000)
     assert top_mass(UNIFORM, 0.034).item() == pytest.approx(0.034)
 
 
 def test_a_fixed_threshold_measures_the_length():
     short, long = torch.full((64,), 1 / 64), torch.full((4096,), 1 / 4096)
     assert (share_below(short, 1e-3), share_below(long, 1e-3)) == (0, 1)
-    assert (share_below_uniform(short, 0.1), share_below_uniform(long, 0.1)) == (0, 0)
+    assert max(mass_sparsity(short, 0.03), mass_sparsity(long, 0.03)) <= 0.03
 
 
 def test_the_row_by_hand():
     assert kept_count(FIVE, 0.9) == 3
     assert mass_sparsity(FIVE, 0.1).item() == pytest.approx(0.4)
     assert mass_sparsity(FIVE, 0.05).item() == pytest.approx(0.2)
-    assert share_below(FIVE, 0.1) == 0.4 and share_below_uniform(FIVE, 0.5) == 0.4  # 0.1 is half of 1/5, not below
+    assert share_below(FIVE, 0.1) == 0.4  # 0.1 itself is not below
     assert top_mass(FIVE, 0.3).item() == pytest.approx(0.8)  # 1.5 of 5 weights are 2
 
 
@@ -62,9 +58,7 @@ def test_what_the_mask_hides_is_no_sparsity():
     allowed = causal(64)
     weights = allowed / allowed.sum(-1, keepdim=True)
     assert mass_sparsity(weights, 1e-3, allowed).max() == 0
-    assert share_below_uniform(weights, 0.1, allowed).max() == 0
     assert share_below(weights, 1e-3, allowed).max() == 0
-    assert effective_count(weights, allowed).tolist() == pytest.approx(list(range(1, 65)))
     assert mass_sparsity(weights, 1e-3).mean() > 0.45  # what it looks like without the mask
     assert top_mass(weights, 0.5, allowed)[9].item() == pytest.approx(0.5)
 
@@ -74,22 +68,15 @@ def test_what_stands_outside_the_mask_changes_nothing():
     padded = torch.cat([FIVE, torch.tensor([0.7, 0.0, 0.01])])
     allowed = torch.arange(8) < 5
     measures = [
-        effective_count,
         lambda w, a: share_below(w, 0.07, a),
-        lambda w, a: share_below_uniform(w, 0.3, a),
         lambda w, a: mass_sparsity(w, 0.1, a),
         lambda w, a: top_mass(w, 0.4, a),
         lambda w, a: without_first(w, 2, a)[0][:3],
     ]
     for measure in measures:
         assert torch.equal(measure(padded, allowed), measure(FIVE, None))
-    assert share_below(padded, 0.07, allowed) == 0.4 and share_below_uniform(padded, 0.3, allowed) == 0.4
+    assert share_below(padded, 0.07, allowed) == 0.4
     assert mass_sparsity(padded, 0.1, allowed).item() == pytest.approx(0.4)
-
-
-def test_the_effective_count_is_that_of_the_entropy():
-    by_hand = 0.5**-0.5 * 0.3**-0.3 * 0.1**-0.1 * 0.05**-0.05 * 0.05**-0.05  # exp of the sum of -w log w
-    assert effective_count(FIVE).item() == pytest.approx(by_hand) != pytest.approx(1 / FIVE.square().sum().item())
 
 
 def test_sums_that_fall_short_by_rounding_are_enough():
@@ -107,7 +94,7 @@ def test_without_the_sink_the_rest_is_a_row_again():
 
 def test_mass_outside_the_mask_is_refused():
     with pytest.raises(ValueError, match="sum to 1 over what is allowed"):
-        effective_count(torch.tensor([0.5, 0.5]), torch.tensor([True, False]))
+        mass_sparsity(torch.tensor([0.5, 0.5]), 0.1, torch.tensor([True, False]))
 
 
 @given(st.lists(st.floats(-8, 8), min_size=1, max_size=30), st.floats(0.01, 0.5))
@@ -118,7 +105,6 @@ def test_what_is_kept_holds_the_mass_and_one_less_does_not(logits, eps):
     assert largest[:k].sum() >= 1 - eps - 1e-8 and largest[: k - 1].sum() < 1 - eps + 1e-8
     assert k == len(w) - round(mass_sparsity(w, eps).item() * len(w))
     assert top_mass(w, k / len(w)).item() >= 1 - eps - 1e-8
-    assert 1 - 1e-9 <= effective_count(w).item() <= len(w) + 1e-9
 
 
 @pytest.mark.parametrize("std", [0.5, 1.0, 2.0])

@@ -13,10 +13,10 @@ from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.draft_length import Constant
 from lessons_lib.decoding.proposers.tree_shape import regular
 from lessons_lib.decoding.targets import DecoderTarget
-from lessons_lib.models.draft import TrimmedDecoder, own_weights, start_from
+from lessons_lib.models.draft import TrimmedDecoder, start_from
 from lessons_lib.training import evaluate
 from lessons_lib.training.collect import Text
-from lessons_lib.training.evaluate import evaluate_heads, rounded_worth, stats_of, top_tokens
+from lessons_lib.training.evaluate import evaluate_heads, stats_of, top_tokens
 from lessons_lib.training.loop import read_texts
 
 R, W = True, False
@@ -90,17 +90,6 @@ def test_kinds_of_the_bar_are_averaged_each_counting_the_same(target, monkeypatc
     assert result["kinds"]["chat"] == {"texts": 2, "tokens_per_pass": 2.5, "right": 0.8}  # 5 tokens in 2 passes
     assert result["kinds"]["math"]["tokens_per_pass"] == 2 and result["kinds"]["rewrite"]["tokens_per_pass"] == 1
     assert result["macro"] == (2.5 + 3 + 2) / 3
-
-
-def test_a_drafts_worth_in_few_bits_is_that_of_its_rounded_matrices(target, texts, monkeypatch):
-    whole = start_from(target, range(len(target.layers)), torch.arange(97))  # drafts all that the target says
-    monkeypatch.setattr(evaluate, "FORMATS", ("int2 g16 affine", "int8 g16 affine"))  # its rows are too short for g64
-    coarse, fine = rounded_worth(whole, texts)
-    matrices = sum(weight.numel() for weight in own_weights(whole).values() if weight.dim() == 2)
-    assert (coarse["bits"], fine["bits"]) == (4, 10)  # a scale and a minimum of 16 bits for 16 weights
-    assert fine["total"] == 10 * matrices
-    assert coarse["right"] < fine["right"] <= 1
-    assert coarse["tokens_per_pass"] < fine["tokens_per_pass"]
 
 
 WIDE = regular(60, 4)  # of 97 tokens: about two of three first draft tokens are right

@@ -111,8 +111,8 @@ def test_what_stops_a_part_is_printed_and_gives_its_status(monkeypatch, capsys, 
     def stopped(options):
         raise why("no line to the registry")
 
-    monkeypatch.setattr(command_line, "run_bits", stopped)
-    assert command_line.main(["bits", "--runs", "main"]) == status
+    monkeypatch.setattr(command_line, "run_evaluate", stopped)
+    assert command_line.main(["evaluate", "--run", "main"]) == status
     assert capsys.readouterr().err.lstrip("\n") == "no line to the registry\n"
 
 

@@ -5,8 +5,8 @@ import pytest
 from lessons_lib.decoding.probing import agreed
 
 
-def over(p, q):
-    return [max(a - b, 0.0) for a, b in zip(p, q, strict=True)]
+def without(p, x):
+    return [0.0 if y == x else chance for y, chance in enumerate(p)]
 
 
 def tokens(alpha, gamma):
@@ -17,9 +17,9 @@ def tokens(alpha, gamma):
     ("06.1", lambda guesses, said: said[: agreed(guesses, said)]),  # the target's own token is forgotten
     ("06.1", lambda guesses, said: [a for a, b in zip(guesses, said, strict=False) if a == b] + said[-1:]),  # goes on
     ("06.1", lambda guesses, said: said),
-    ("06.2", over),  # not divided by its sum
-    ("06.2", lambda p, q: [x / (sum(over(q, p)) or 1) for x in over(q, p)] if p != q else p),  # swapped
-    ("06.2", lambda p, q: p),  # drawn anew from the target
+    ("06.2", lambda p, x: (p[x], without(p, x))),  # not divided by its sum
+    ("06.2", lambda p, x: (1 - p[x], [y / (sum(without(p, x)) or 1) for y in without(p, x)])),  # rejected, not accepted
+    ("06.2", lambda p, x: (p[x], p)),  # drawn anew from the target
     ("06.3", lambda cached, gamma, accepted: (cached + 1 + accepted, cached + 1 + accepted)),
     ("06.3", lambda cached, gamma, accepted: (cached + accepted, cached + accepted)),
     ("06.3", lambda cached, gamma, accepted: (cached + 1 + gamma, cached + gamma)),  # nothing is rolled back

@@ -24,6 +24,7 @@ def passes(prompt, new, max_ngram, num_tokens, *, latest=False, shortest=False):
 
 @pytest.mark.parametrize("name, attempt", [
     ("07.1", lambda ids, n, num_tokens: found(ids, n, num_tokens, latest=True)),
+    ("07.3", lambda ids, start, num_tokens: (ids[start:] * num_tokens)[:num_tokens]),
     ("07.4", passes),
 ])  # fmt: skip
 def test_the_helpers_of_this_file_are_right_as_they_stand(name, attempt, checked):
@@ -34,12 +35,12 @@ def test_the_helpers_of_this_file_are_right_as_they_stand(name, attempt, checked
     ("07.1", lambda ids, n, num_tokens: found(ids, n, num_tokens, latest=False)),  # the first
     ("07.1", lambda ids, n, num_tokens: found(ids, n, num_tokens, latest=True, last=0)),  # finds itself
     ("07.1", lambda ids, n, num_tokens: found(ids, n, num_tokens + n, latest=True)),
-    ("07.2", lambda v, k: 1 - 1 / v),  # the lesson's, of single guesses
+    ("07.2", lambda v, k: 1 - 1 / v),  # if each token is right or wrong on its own
     ("07.2", lambda v, k: v / k),
     ("07.2", lambda v, k: (v - 1) / (k + 1)),
-    ("07.3", lambda m, alpha, gamma: m * sum(alpha**i for i in range(gamma + 1))),  # steps without a match yield one
-    ("07.3", lambda m, alpha, gamma: 1 + m * sum(alpha**i for i in range(gamma + 1))),
-    ("07.3", lambda m, alpha, gamma: 1 + m * alpha * gamma),
+    ("07.3", lambda ids, start, num_tokens: ids[start : start + num_tokens]),  # stops where the text stops
+    ("07.3", lambda ids, start, num_tokens: (ids[start:] + ids * num_tokens)[:num_tokens]),  # goes on at its beginning
+    ("07.3", lambda ids, start, num_tokens: (ids[start:] + ids[-1:] * num_tokens)[:num_tokens]),
     ("07.4", lambda *given: passes(*given, latest=True)),
     ("07.4", lambda *given: passes(*given, shortest=True)),
     ("07.4", lambda *given: passes(*given) + 1),  # counts the prefill

@@ -14,11 +14,10 @@ from support.targets import targets
 
 from lessons_lib.decoding.draft_tree import ROOT, make_input, plain_input
 from lessons_lib.decoding.proposers.tree_shape import (
-    PAD,
     TreeShape,
+    ancestors,
     best_size,
     best_tree,
-    buffers,
     by_value,
     published_tree,
     regular,
@@ -39,15 +38,11 @@ def shapes(draw):
     return TreeShape.of(draw(st.permutations(choices)))
 
 
-def test_the_buffers_of_a_small_tree_are_those_worked_out_by_hand():
+def test_a_small_tree_and_its_mask_are_those_worked_out_by_hand():
     shape = TreeShape.of(reversed(SIX))
     assert shape.choices == tuple(SIX)
     assert shape.parents == [ROOT, ROOT, 0, 0, 1, 2] and shape.depths == [1, 1, 2, 2, 2, 3]
-    found = buffers(shape)
-    assert found.positions.tolist() == [0, 1, 1, 2, 2, 2, 3]
-    assert found.index.tolist() == [0, 1, 2, 11, 12, 11, 21]
-    assert found.retrieve.tolist() == [[0, 1, 3, 6], [0, 2, 5, PAD], [0, 1, 4, PAD]]
-    assert found.mask.int().tolist() == [
+    assert ancestors(shape).int().tolist() == [
         [1, 0, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0, 0],
         [1, 0, 1, 0, 0, 0, 0],
@@ -58,33 +53,15 @@ def test_the_buffers_of_a_small_tree_are_those_worked_out_by_hand():
     ]
 
 
-def test_a_list_of_top_tokens_as_short_as_the_tree_allows_moves_the_index():
-    assert buffers(TreeShape.of(SIX), top_k=2).index.tolist() == [0, 1, 2, 3, 4, 3, 5]
-    with pytest.raises(ValueError, match="asks for a head's 2 most likely tokens, but top_k is 1"):
-        buffers(TreeShape.of(SIX), top_k=1)
-
-
 @given(shapes())
 def test_each_node_attends_to_exactly_its_ancestors(shape):
-    found = buffers(shape)
+    mask = ancestors(shape)
     for node, choice in enumerate(shape.choices, 1):
         beginnings = {choice[:length] for length in range(len(choice) + 1)}
         expected = {0, *(other for other, c in enumerate(shape.choices, 1) if c in beginnings)}
-        assert set(found.mask[node].nonzero().flatten().tolist()) == expected
-        assert found.positions[node] == len(choice) == len(expected) - 1
-    assert found.mask[:, 0].all() and found.mask[0].sum() == 1
-
-
-@given(shapes())
-def test_every_leaf_has_one_row_from_the_root_down(shape):
-    rows = buffers(shape).retrieve.tolist()
-    paths = [[node for node in row if node != PAD] for row in rows]
-    assert all(len(row) == 1 + shape.depth and row[: len(path)] == path for row, path in zip(rows, paths, strict=True))
-    assert [path[-1] - 1 for path in paths] == shape.leaves[::-1]
-    for path in paths:
-        assert [() if node == 0 else shape.choices[node - 1] for node in path] == [
-            shape.choices[path[-1] - 1][:length] for length in range(len(path))
-        ]
+        assert set(mask[node].nonzero().flatten().tolist()) == expected
+        assert shape.depths[node - 1] == len(choice) == len(expected) - 1
+    assert mask[:, 0].all() and mask[0].sum() == 1
 
 
 @given(shapes())
@@ -120,8 +97,7 @@ def test_the_published_tree_has_the_nodes_that_its_authors_count():
     """As in their code: 64 rows, of which 10, 28, 23 and 2 on the four levels below the root, and 42 leaves."""
     shape = published_tree()
     assert [shape.depths.count(depth) for depth in range(1, 6)] == [10, 28, 23, 2, 0]
-    found = buffers(shape)
-    assert found.mask.shape == (64, 64) and found.retrieve.shape == (42, 5) and shape.ranks == 10
+    assert len(shape.choices) == 63 and len(shape.leaves) == 42 and shape.ranks == 10
     assert {(0, 9), (1, 6), (2, 2), (3, 1), (9, 0), (0, 0, 9), (0, 7, 0), (1, 0, 1), (0, 0, 0, 1)} <= set(shape.choices)
 
 

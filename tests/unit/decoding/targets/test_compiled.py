@@ -1,7 +1,6 @@
 """The compiled target: the tokens of eager decoding, one graph per width, quantized layers, no compiler."""
 
 import re
-from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from lessons_lib import DraftModel, compiler
 from lessons_lib.decoding.draft_tree import ModelInput, plain_input
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, compiled
-from lessons_lib.decoding.targets.compiled import SHORT, one_by_one
 from lessons_lib.models import LanguageModel, tiny
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import TrimmedDecoder
@@ -340,23 +338,3 @@ def test_a_model_in_4_bits_drafts_for_itself_and_the_text_is_the_models():
     out = generate(target, PROMPT, DraftModel(draft, 4), max_new_tokens=40)
     assert out.ids == plain.ids and len(out.stats) < 0.8 * len(plain.stats)
     assert generate(draft, PROMPT, max_new_tokens=40).ids != plain.ids
-
-
-def test_a_draft_fed_token_by_token_says_of_the_last_one_what_it_says_of_a_whole_input(monkeypatch):
-    target, fed = DecoderTarget(decoder()), []
-    run = target.run
-    plain, apart = target.new_cache(30), target.new_cache(30)
-    expected = [run([plain_input(tokens, plain)])[0].logits for tokens in (PROMPT, [9, 4, 1])]
-    monkeypatch.setattr(target, "run", lambda inputs: fed.extend(len(one.tokens) for one in inputs) or run(inputs))
-    other = one_by_one(target)
-    found = [other.run([plain_input(tokens, apart)])[0].logits for tokens in (PROMPT, [9, 4, 1])]
-    assert fed == [len(PROMPT), 1, 1, 1] and apart.length() == plain.length() == 9
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs)
-    # what asks for more than the last token, has a mask or is long runs as it is; states come along
-    other.run([plain_input([9, 4], apart, 2)])
-    other.run([ModelInput([1, 2], [0, 0], torch.ones(2, 13, dtype=torch.bool).tril(11), apart, 1)])
-    other.run([plain_input([1] * (SHORT + 1), apart)])
-    assert fed[4:] == [2, 2, SHORT + 1]
-    (out,) = other.run([replace(plain_input([9, 4], apart), after=("final",))])
-    torch.testing.assert_close(target.decoder.score(out.states["final"]), out.logits)
