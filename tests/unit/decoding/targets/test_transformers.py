@@ -7,14 +7,14 @@ import torch
 from support.kinds import SIZES, image_and_text_model, model_of
 from support.oracle import PROMPT, N, greedy_text_of
 from support.proposers import Scripted, always_right, tree_with_decoys
-from transformers import BartConfig, BartForCausalLM, BartForConditionalGeneration, LlamaForCausalLM
+from transformers import BartConfig, BartForCausalLM, BartForConditionalGeneration, LlamaForCausalLM, LlamaModel
 
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.proposers.draft_model import DraftModel
 from lessons_lib.decoding.proposers.lookahead import Lookahead
 from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
 from lessons_lib.decoding.targets import TransformersTarget, Unsupported
-from lessons_lib.decoding.targets.transformers import as_attention_mask
+from lessons_lib.decoding.targets.transformers import as_attention_mask, vocabulary
 from lessons_lib.models import tiny
 
 TEXT, NEW = [5, 9, 11, 7, 5, 9, 11, 8, 5, 9, 11, 7, 3, 4, 5, 9, 11], 20
@@ -170,3 +170,12 @@ def test_a_model_with_an_encoder_is_refused_and_its_decoder_alone_is_not():
     with pytest.raises(Unsupported, match="BartForConditionalGeneration has an encoder, which this does not run"):
         generate(BartForConditionalGeneration(config), PROMPT, max_new_tokens=N)
     assert TransformersTarget(BartForCausalLM(config)).context == 64
+
+
+def test_the_vocabulary_is_that_of_the_head_and_without_a_head_that_of_the_config():
+    """Heads are often padded: they have more rows than the config has tokens."""
+    network = tiny()
+    tokens = network.config.vocab_size
+    network.lm_head = torch.nn.Linear(network.config.hidden_size, tokens + 31, bias=False)
+    assert vocabulary(network) == tokens + 31
+    assert vocabulary(LlamaModel(network.config)) == tokens
