@@ -28,7 +28,6 @@ PLAINLY = {
     "c, a draft forward pass over a target forward pass": "a forward pass of the draft model over one of the target",
     "tokens per forward pass, ten nodes, qa": "Medusa, tokens per pass with a tree of ten nodes, qa",
     "tokens per forward pass, ten nodes, code": "Medusa, tokens per pass with a tree of ten nodes, code",
-    "v(9), W8A16": "v(9), a pass over nine tokens in units of one, W8A16",
     "no cache, free": "decoding without a KV cache, free writing",
     "no cache, grounded": "decoding without a KV cache, answers from a given text",
     "compiled, free": "our compiled decoder, free writing",

@@ -37,7 +37,6 @@ COLORS = {
     # phases of a request, parts of a step
     "prefill": ORANGE, "decode": BLUE, "matmuls": BLUE, "attention": ORANGE, "the rest": GREY,
     "weights": BLUE, "KV cache": ORANGE, "launch": PURPLE, "sampling": GREEN,
-    "one kernel": GREEN,
     # speculation
     "draft": SKY, "prompt-lookup": GREEN, "jacobi": GOLD, "lookahead": PURPLE, "medusa": WINE,
     "early-exit": INDIGO, "verify": BLUE, "accepted": GREEN, "rejected": ORANGE,

@@ -1,4 +1,4 @@
-"""LoRA (lesson 09): a frozen linear layer W computes as W + (alpha / r) B A, and only A and B are trained.
+"""LoRA (lesson 13): a frozen linear layer W computes as W + (alpha / r) B A, and only A and B are trained.
 
 Hu et al. 2021 (arXiv 2106.09685). B starts at zero, so at first nothing changes.
 """

@@ -1,4 +1,4 @@
-"""How many tokens to draft per step (lesson 06): gamma as a constant, by rules of thumb, or by predicted speed.
+"""How many tokens to draft per step (lessons 06 and 13): gamma as a constant, by rules of thumb, or by predicted speed.
 
 A schedule may stop drafting only *after* a token, which is then still verified: dropping a token that was already
 sampled would bias the output. Rules and defaults are those of transformers, the oracle in

@@ -42,6 +42,7 @@ def test_a_small_tree_and_its_mask_are_those_worked_out_by_hand():
     shape = TreeShape.of(reversed(SIX))
     assert shape.choices == tuple(SIX)
     assert shape.parents == [ROOT, ROOT, 0, 0, 1, 2] and shape.depths == [1, 1, 2, 2, 2, 3]
+    assert shape.leaves == [3, 4, 5]
     assert ancestors(shape).int().tolist() == [
         [1, 0, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0, 0],
