@@ -79,13 +79,13 @@ def lookahead_mask(W: int, N: int, G: int) -> tuple[Tensor, list[str], list[int]
     return allow, ["root", *ngrams, *window], [0, *tree.depths, *behind]
 
 
-def plot_branch_mask(W: int, N: int, G: int, ax: Axes | None = None) -> Axes:
+def plot_branch_mask(W: int, N: int, G: int) -> Axes:
     """The mask of one lookahead step; rows are labelled with their offset from the root. W, N, G: as in Lookahead."""
     allow, names, offsets = lookahead_mask(W, N, G)
     kinds = [1, *[2] * (G * (N - 1)), *[3] * (W * (N - 1) - 1)]  # kind of the key token
     colors = {"root": INK, "n-grams to verify": COLORS["accepted"], "window": COLORS["lookahead"]}
     rows = [f"{name}  +{offset}" for name, offset in zip(names, offsets, strict=True)]
-    ax = plot_mask(allow, kinds, list(colors.values()), names, rows, ax or axes((WIDTH, 5.8)))
+    ax = plot_mask(allow, kinds, list(colors.values()), names, rows, axes((WIDTH, 5.8)))
     ax.set(xlabel="may look at", ylabel="token, and where it stands")
     patches = [Patch(color=color, label=name) for name, color in colors.items()]
     ax.legend(handles=patches, loc="upper right", fontsize=SMALL)
