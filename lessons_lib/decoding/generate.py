@@ -27,7 +27,7 @@ from lessons_lib.decoding.text import Detokenizer, Prompt, StoppedText, as_texts
 class StepStats:
     """Counts and times of one forward pass for one sequence.
 
-    Times are in seconds. With several sequences, t_pass is that of the whole batch.
+    Times are in seconds. With several sequences, t_propose and t_pass are those of the whole batch.
     """
 
     length_before: int  # committed tokens before the step, prompt included
@@ -38,7 +38,10 @@ class StepStats:
     committed: int = 0  # new tokens: accepted draft tokens, then the target's own, unless a draft token ended the text
     draft_calls: int = 0  # forward passes of a draft model
     is_prefill: bool = False  # no output token existed before this pass
+    t_propose: float = 0.0
     t_pass: float = 0.0
+    t_accept: float = 0.0
+    t_commit: float = 0.0
     t_total: float = 0.0
 
 
@@ -79,8 +82,9 @@ def step(target, seqs: list[Sequence]) -> list[list[int]]:
         since = perf_counter()
         path, tokens = verify(seq, output)
         # Commit: append the tokens, drop the rejected ones from the cache
+        verified = perf_counter()
         commit(seq, len(model_input.tokens), path, tokens, output)
-        times = run - drafted, run - start + perf_counter() - since
+        times = drafted - start, run - drafted, verified - since, perf_counter() - verified
         seq.stats.append(record(seq, len(model_input.tokens), path, tokens, times))
         committed.append(tokens)
     return committed
@@ -174,8 +178,8 @@ def commit(seq: Sequence, fed: int, path: list[int], tokens: list[int], output: 
         seq.proposer.observe(seq.tree, path, tokens, output)
 
 
-def record(seq: Sequence, fed: int, path: list[int], tokens: list[int], times: tuple[float, float]) -> StepStats:
-    """StepStats of one sequence after its commit. times: seconds of the forward pass and of the whole step."""
+def record(seq: Sequence, fed: int, path: list[int], tokens: list[int], times: tuple[float, ...]) -> StepStats:
+    """StepStats of one sequence after its commit. times: seconds to propose, run, verify and commit."""
     before = seq.num_tokens - len(tokens)
     tree = seq.tree or DraftTree()
     return StepStats(
@@ -187,8 +191,11 @@ def record(seq: Sequence, fed: int, path: list[int], tokens: list[int], times: t
         committed=len(tokens),
         draft_calls=tree.draft_calls,
         is_prefill=before == seq.prompt_length,
-        t_pass=times[0],
-        t_total=times[1],
+        t_propose=times[0],
+        t_pass=times[1],
+        t_accept=times[2],
+        t_commit=times[3],
+        t_total=sum(times),
     )
 
 

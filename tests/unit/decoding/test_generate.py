@@ -180,9 +180,10 @@ def test_states_of_both_targets_agree(network, greedy_text):
         torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-5)  # theirs has float32 norms
 
 
-def test_the_forward_pass_is_a_part_of_a_steps_time():
+def test_the_parts_of_a_steps_time_make_up_the_whole():
     for s in generate(decoder_target(tiny()), PROMPT, max_new_tokens=4).stats:
-        assert 0 < s.t_pass < s.t_total
+        parts = s.t_propose, s.t_pass, s.t_accept, s.t_commit
+        assert min(parts) > 0 and sum(parts) == pytest.approx(s.t_total)
 
 
 @pytest.fixture(scope="module")
