@@ -20,7 +20,6 @@ from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
 from lessons_lib.decoding.targets import Target, Unsupported, as_target
 from lessons_lib.decoding.text import encode
 from lessons_lib.measure import machine, tables
-from lessons_lib.measure.clock import FEWEST_PAIRS
 from lessons_lib.models import load
 from lessons_lib.models.decoder import computes
 from lessons_lib.models.device import dtype_name, out_of_memory
@@ -57,7 +56,7 @@ def add(commands) -> None:
     """Add the command."""
     command = add_command(commands, "compare", run, "say which technique makes a model faster here", EXAMPLES, ABOUT)
     add_model(command)
-    forms = 'one prompt a line; or a JSON line each: "...", {"prompt": "..."} or a question of Spec-Bench'
+    forms = 'one prompt a line; or a JSON line each: "...", {"prompt": "..."} or a question of Spec-Bench (first turn)'
     command.add_argument("--prompts", metavar="FILE", help=f"{forms}; default: four of the course's own")
     command.add_argument("--draft", metavar="MODEL", help="also draft with this model, of the same tokenizer")
     command.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="per prompt; default: 128")
@@ -85,15 +84,15 @@ def run(options: argparse.Namespace) -> int:
         if busy := machine.busy_warning():
             say(busy)
         complete = measure(comparison, 60 * options.minutes or None)
-    if all(row.problem for row in comparison.rows):
-        raise Refused("Nothing was measured before the end; let it run longer, or give fewer --prompts.")
-    rests_on = few(comparison, options.max_new_tokens, options.minutes)
-    advice = " ".join(filter(None, [comparison.recommendation, rests_on, busy]))
-    print(f"\n{comparison}\n{legend(comparison)}\n")
-    if kinds := by_kind(comparison, asked):
-        print(f"{tables.text(*kinds)}\n")
-    print(f"{advice}\n\n{not_tested(options, model)}\n")
-    print(f"Written: {write(comparison, model, advice, Path(options.output), complete)}")
+        if all(row.problem for row in comparison.rows):
+            raise Refused("Nothing was measured before the end; let it run longer, or give fewer --prompts.")
+        rests_on = few(comparison, options.max_new_tokens, options.minutes)
+        advice = " ".join(filter(None, [comparison.recommendation, rests_on, busy]))
+        print(f"\n{comparison}\n{legend(comparison)}\n")
+        if kinds := by_kind(comparison, asked):
+            print(f"{tables.text(*kinds)}\n")
+        print(f"{advice}\n\n{not_tested(options, model)}\n")
+        print(f"Written: {write(comparison, model, advice, Path(options.output), complete)}")
     return 0 if complete else 130
 
 
@@ -150,7 +149,7 @@ def quantized(model: LanguageModel, weights: str) -> Technique:
     except (ValueError, RuntimeError, MemoryError) as error:
         if isinstance(error, RuntimeError) and not out_of_memory(error):
             raise
-        return unavailable("out of memory" if out_of_memory(error) else first_line(error))
+        return unavailable("out of memory beside the other formats" if out_of_memory(error) else first_line(error))
 
 
 def unavailable(reason: str) -> Engine:
@@ -163,14 +162,19 @@ def unavailable(reason: str) -> Engine:
 
 
 def measure(comparison: Comparison, seconds: float | None) -> bool:
-    """Run all in about this time; whether nobody ended it with Ctrl-C."""
+    """Run all in about this time; whether Ctrl-C or a prompt too long for the memory did not end it."""
     try:
         for _ in bar(comparison.runs(seconds), total=comparison.total, desc="comparing", unit="run"):
             pass
     except KeyboardInterrupt:
         print("\nstopped; this is what was measured:", file=sys.stderr)
-        return False
-    return True
+    except (RuntimeError, MemoryError) as error:
+        if not (out_of_memory(error) and comparison.outputs):
+            raise
+        print("\nout of memory; this is what was measured:", file=sys.stderr)
+    else:
+        return True
+    return False
 
 
 def legend(comparison: Comparison) -> str:
@@ -195,12 +199,11 @@ def few(comparison: Comparison, asked: int, minutes: float) -> str:
     each = len(shared) // prompts
     runs = "one run" if each == 1 else f"{each} runs"
     said = f"This rests on {of}, {runs} each of up to {comparison.max_new_tokens} tokens"
-    narrow = " The interval of so few runs is too narrow." if 1 < len(shared) < FEWEST_PAIRS else ""
     if comparison.max_new_tokens < asked:
         most = max(1, round(comparison.unlimited / 60))
         said += f", because --minutes {minutes:g} allowed no more; --minutes 0 (all, in about {most} "
-        return f"{said}{'minute' if most == 1 else 'minutes'}) and more prompts make it firmer.{narrow}"
-    return f"{said}; more of your own --prompts make it firmer.{narrow}"
+        return f"{said}{'minute' if most == 1 else 'minutes'}) and more prompts make it firmer."
+    return f"{said}; more of your own --prompts make it firmer."
 
 
 def not_tested(options: argparse.Namespace, model: LanguageModel) -> str:
@@ -208,6 +211,9 @@ def not_tested(options: argparse.Namespace, model: LanguageModel) -> str:
     left = ["compiling", "batches of several requests", "trained Medusa heads"]
     left += [] if options.draft else ["a draft model (name one with --draft)"]
     said = f"Not tested: {', '.join(left)}."
+    if model.device.startswith("cuda") and computes(model.network.config):
+        said += " 8- and 4-bit weights are eager here, which can be slower than none on a GPU; as a CUDA graph "
+        said += "they are faster (lesson 11)."
     if not sized(model):
         return said
     probe = f"lessons probe --model {shlex.quote(options.model)}"

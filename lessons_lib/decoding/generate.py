@@ -21,6 +21,7 @@ from lessons_lib.decoding.sampling import Acceptance, Greedy
 from lessons_lib.decoding.sequence import Sequence, StoppingCriteria
 from lessons_lib.decoding.targets import as_target
 from lessons_lib.decoding.text import Detokenizer, Prompt, StoppedText, as_texts, encode
+from lessons_lib.measure.clock import sync
 
 
 @dataclass(slots=True)
@@ -76,6 +77,7 @@ def step(target, seqs: list[Sequence]) -> list[list[int]]:
     drafted = perf_counter()
     # Run: one forward pass over uncomputed tokens and draft trees of all sequences
     outputs = target.run(inputs)
+    sync(outputs[0].logits.device)  # a GPU returns before the pass has ended
     run = perf_counter()
     for seq, model_input, output in zip(seqs, inputs, outputs, strict=True):
         # Verify: accept a path of the tree and take one more token from the target

@@ -96,6 +96,6 @@ def first_divergence(
     if same == min(len(one), len(other)):
         return None
     (logits,) = logits_along(target, [*prompt, *one[:same]], 1)
-    rivals = logits[[one[same], other[same]]].double()
+    rivals = logits[[one[same], other[same]]].cpu().double()  # Apple's GPU has no float64
     step = torch.finfo(logits.dtype).eps * 2.0 ** rivals.abs().max().log2().floor().item()
     return Divergence(same, (rivals[0] - rivals[1]).abs().item(), step)

@@ -26,7 +26,7 @@ import numpy as np
 QUICK = "LESSONS_LIB_QUICK"
 STEADY = 0.05  # warm-up ends when two runs in a row differ by less
 NOISY = 0.10  # interquartile range / median above which samples are noisy
-FEWEST_PAIRS = 6  # whose median has a 95% interval
+FEWEST_PAIRS = 6  # fewer have no 95% interval
 RESAMPLES = 2000  # bootstrap resamples (Efron 1979)
 
 
@@ -214,8 +214,8 @@ def median_ratio(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, fl
 def rate_ratio(a: Sequence[tuple[float, float]], b: Sequence[tuple[float, float]]) -> Ratio:
     """Ratio of rates b/a, where a rate is the sum of tokens over the sum of costs. a, b: (tokens, cost) per text.
 
-    The 95% interval comes from resampling the texts, so it shows how much their choice matters; with few texts it is
-    too narrow, and one text has none. The samples are each text's cost per token.
+    The 95% interval comes from resampling the texts, so it shows how much their choice matters. With fewer than
+    FEWEST_PAIRS it is the lowest and the highest ratio of a text instead. The samples are each text's cost per token.
     """
     if not len(a) or len(a) != len(b):
         raise ValueError(f"both methods need the same texts, at least one, not {len(a)} and {len(b)}")
@@ -227,7 +227,10 @@ def rate_ratio(a: Sequence[tuple[float, float]], b: Sequence[tuple[float, float]
         return fast / slow
 
     samples = [Samples(tuple((cost / tokens).tolist())) for tokens, cost in np.moveaxis(both, -1, 1)]
-    return Ratio(*resampled(ratio, len(a)), *samples, runs=1 if len(a) == 1 else None)
+    if len(a) >= FEWEST_PAIRS:
+        return Ratio(*resampled(ratio, len(a)), *samples)
+    whole, each = float(ratio(np.arange(len(a)))), ratio(np.arange(len(a))[:, None]).tolist()
+    return Ratio(whole, min(whole, *each), max(whole, *each), *samples, runs=len(a))
 
 
 def resampled(of: Callable[[np.ndarray], np.ndarray], count: int) -> tuple[float, float, float]:

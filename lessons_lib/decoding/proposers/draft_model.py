@@ -61,6 +61,7 @@ class DraftModel(Proposer):
         """Start a new text with an empty draft cache. Raises ValueError for a target with another tokenizer."""
         if target is not self.target:
             self.target, self.known = target, shared_ids(target, self.draft)
+        self.cache = None  # first, so that a compiled draft reuses its buffers, with the CUDA graph that writes there
         self.cache = self.draft.new_cache(len(prompt))
         self.length.reset()
 

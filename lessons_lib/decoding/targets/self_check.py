@@ -197,7 +197,7 @@ def agree(found: Tensor, expected: Tensor) -> bool:
     # 0.25 in bf16, 0.03 in fp16. For SmolLM2-135M rounding gives 0.07 in bf16 and 1e-5 in fp32; a wrong mask, position
     # or window gives 0.6 to 3.
     allowed = max(1e-3, 32 * torch.finfo(expected.dtype).eps)
-    found, expected = found.double(), expected.double()
+    found, expected = found.cpu().double(), expected.cpu().double()  # Apple's GPU has no float64
     if found.shape != expected.shape or found.isnan().any() or not torch.equal(_scored(found), _scored(expected)):
         return False
     for ours, theirs in zip(found, expected, strict=True):

@@ -1,10 +1,10 @@
 """`lessons compare`: what it runs, what it recommends, what it writes, and what remains after Ctrl-C."""
 
 import json
-from itertools import islice, product
-from types import SimpleNamespace
+from itertools import islice
 
 import pytest
+import torch
 
 from lessons_lib import cli
 from lessons_lib.cli import compare
@@ -127,12 +127,24 @@ def test_control_c_in_a_later_round_counts_the_rounds_that_are_compared(checkpoi
     assert "This rests on 1 prompt, one run each of up to 6 tokens" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("prompts, narrow", [(1, False), (4, True), (6, False)])
-def test_an_interval_of_few_runs_is_said_to_be_too_narrow(prompts, narrow):
-    """One run has no interval."""
-    outputs = dict.fromkeys(product(("plain", "lookup"), range(prompts), (0,)))
-    said = compare.few(SimpleNamespace(outputs=outputs, first="plain", max_new_tokens=8), asked=8, minutes=4.0)
-    assert ("The interval of so few runs is too narrow." in said) == narrow
+@pytest.mark.parametrize("count, status, said", [
+    (8, 130, "out of memory; this is what was measured"),  # five untimed runs, three of the first prompt
+    (5, 2, "does not fit into this device's memory"),
+])  # fmt: skip
+def test_out_of_memory_at_a_later_prompt_leaves_what_was_measured(
+    count, status, said, checkpoints, tmp_path, capsys, monkeypatch
+):
+    runs = Comparison.runs
+
+    def too_long(self, seconds):
+        yield from islice(runs(self, seconds), count)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Comparison, "runs", too_long)
+    call = ["--model", str(checkpoints / "gpt2"), "--device", "cpu", "--max-new-tokens", "6", "--output", str(tmp_path)]
+    assert cli.main(["compare", *call]) == status
+    out, err = capsys.readouterr()
+    assert said in err and ("lookahead" in out) == (status == 130)
 
 
 def test_control_c_before_any_measurement_says_so(checkpoints, tmp_path, capsys, monkeypatch):

@@ -176,10 +176,15 @@ def test_the_interval_and_the_speed_of_several_texts_by_hand():
     """10 tokens in 1 s and 10 in 9 s are 2 tokens/s, not the 5.56 of a mean of rates."""
     ratio = rate_ratio([(10, 1.0), (10, 9.0)], [(10, 1.0), (30, 1.0)])
     assert ratio.value == pytest.approx((40 / 2) / (20 / 10))
-    assert ratio.low == pytest.approx(1) and ratio.high == pytest.approx(27)  # either text sampled twice
+    assert ratio.words() == "2 runs: 1.00 to 27.00"  # too few for 95%: the lowest and the highest
     assert ratio.a.times == (0.1, 0.9) and ratio.b.times == pytest.approx((0.1, 1 / 30))
     with pytest.raises(ValueError, match="at least one, not 0 and 0"):
         rate_ratio([], [])
+
+
+def test_six_texts_have_an_interval_within_the_lowest_and_the_highest_ratio():
+    ratio = rate_ratio([(10, 1.0)] * 6, [(10, 1 / n) for n in range(1, 7)])
+    assert ratio.words().startswith("95%") and 1 < ratio.low < ratio.value < ratio.high < 6
 
 
 def test_several_functions_are_timed_in_turn_and_keep_their_keys(monkeypatch):

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import weakref
 
 import pytest
 import torch
@@ -208,3 +209,20 @@ def test_low_confidence_stops_after_the_doubtful_token():
 def test_impossible_settings_are_refused(network, make, error, said):
     with pytest.raises(error, match=said):
         make(network)
+
+
+def test_a_new_texts_cache_is_made_when_the_last_one_is_gone(network):
+    """A compiled draft then writes into the same buffers, which its CUDA graph knows."""
+    draft, made = decoder_target(network), []
+    new_cache = draft.new_cache
+
+    def counted(tokens):
+        made.append(sum(cache() is not None for cache in caches))
+        caches.append(weakref.ref(cache := new_cache(tokens)))
+        return cache
+
+    caches, draft.new_cache = [], counted
+    proposer, target = DraftModel(draft, 4), decoder_target(network)
+    for _ in range(3):
+        proposer.reset(target, PROMPT)
+    assert made == [0, 0, 0]
