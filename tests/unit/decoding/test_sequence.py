@@ -52,6 +52,7 @@ def test_the_limit_that_policies_see_may_differ_from_the_true_length():
     [
         ({"prompt_length": 0}, "at least one prompt token"),
         ({"prompt_length": 3, "output_length": 0}, "one output token"),
+        ({"prompt_length": 3, "output_length": 9, "max_tokens": 0}, "one output token"),
         ({"prompt_length": 3, "ids": [1]}, "prompt_length 3, but 1 ids"),
         ({"prompt_length": 3, "arrival": -1.0}, "arrivals start at 0"),
         ({"prompt_length": 3, "arrival": float("nan")}, "arrives at nan s; arrivals start at 0 and are finite"),
