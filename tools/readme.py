@@ -23,8 +23,7 @@ README = ROOT / "README.md"
 CHOOSE = ROOT / "docs" / "choose.md"
 WORKFLOW = ".github/workflows/tests.yml"
 LESSONS = ("lesson", "question", "to read", "to run")
-SIX = ("technique", "times as fast (interval)", "compared with", "beside the official implementation", "published")
-COLUMNS = {"over its peer": r" times as fast as \1", "published": r" times: \1"}
+SIX = ("technique", "times as fast (interval)", "compared with", "beside the official implementation")
 SHOWN = {  # six techniques of techniques.KNOWN that have a peer, in the lessons' order: what they are
     "continuous batching": "requests join and leave at every step; total throughput",
     "draft model": "a small model drafts, one pass checks; slower beside a compiled one",
@@ -120,7 +119,7 @@ def measured(folder: Path) -> dict[str, tuple[dict[str, str], results.Result]]:
 
 
 def six_results(folder: Path) -> str:
-    """Six techniques: how much faster than what, how it compares with an official implementation, published numbers."""
+    """Six techniques: how much faster than what, how it compares with an official implementation."""
     cells, rows = measured(folder), []
     for name, what in SHOWN.items():
         if name in cells:
@@ -130,8 +129,8 @@ def six_results(folder: Path) -> str:
                 gain += f" ({claim.interval.cell(tables.number)})"
             if "prefill" in claim.baseline:
                 gain += ", decoding"
-            peer, published = (re.sub(r" x \((.*)\)$", how, of[what]) for what, how in COLUMNS.items())
-            rows.append([f"{name} ({what})" if what else name, gain, of["over"], peer, published])
+            peer = re.sub(r" x \((.*)\)$", r" times as fast as \1", of["over its peer"])
+            rows.append([f"{name} ({what})" if what else name, gain, of["over"], peer])
     summary = report.summary(results.load(folder / "claims.json"), folder, "[RESULTS.md](RESULTS.md)")
     return f"{tables.markdown(SIX, rows)}\n\n{summary}"
 
