@@ -96,15 +96,14 @@ def plot_spread(
     color: str = COLORS["measured"],
     label: str = "measured",
     fmt: str = "o",
-) -> list[float]:
-    """Draw repeated measurements at n places as medians with min-max bars; returns the medians."""
+) -> None:
+    """Draw repeated measurements at n places as medians with min-max bars."""
     middle = [median(s) for s in samples]
     bars = [
         [m - min(s) for m, s in zip(middle, samples, strict=True)],
         [max(s) - m for m, s in zip(middle, samples, strict=True)],
     ]
     ax.errorbar(at, middle, yerr=bars, fmt=fmt, capsize=3, color=color, label=label)
-    return middle
 
 
 def plot_width_curve(curves: Mapping[str, Mapping[int, Any]]) -> Axes:
@@ -118,11 +117,12 @@ def plot_width_curve(curves: Mapping[str, Mapping[int, Any]]) -> Axes:
     for method, curve in curves.items():
         widths = sorted(curve)
         relative = [[t / t_1 for t, t_1 in zip(curve[w].times, curve[1].times, strict=True)] for w in widths]
-        highest = max(highest, *plot_spread(ax, widths, relative, COLORS[method], method, "o-"))
+        plot_spread(ax, widths, relative, COLORS[method], method, "o-")
+        highest = max(highest, *map(max, relative))
     widest = max(max(curve) for curve in curves.values())
     ax.plot([1, widest], [1, widest], ":", color=COLORS["limit"], label="each row at full price")
     ax.plot([1, widest], [1, 1], "-.", color=COLORS["limit"], label="extra rows for free")
-    ax.set(xlabel="rows w in one forward pass", ylabel="v(w), forward passes over one row", ylim=(0, 1.4 * highest))
+    ax.set(xlabel="rows w in one forward pass", ylabel="v(w), forward passes over one row", ylim=(0, 1.1 * highest))
     ax.legend(ncols=2, **ABOVE)
     return ax
 

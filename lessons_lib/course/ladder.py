@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import hypot
 
 from matplotlib.axes import Axes
 
@@ -22,22 +23,28 @@ def plot_quality(rows: Sequence[Row], tolerated: float) -> Axes:
     """
     ax, most = axes(), max(row["bytes"] for row in rows)
     worst, fastest = 100 * max(tolerated, *(row["loss"] for row in rows)), max(row["speed"] for row in rows)
+    left = 100 * min(0.0, *(row["loss"] for row in rows))
+    ax.set(xlim=(left - 0.15 * worst, 1.5 * worst), ylim=(0, 1.25 * fastest))
     ax.axvspan(100 * tolerated, 2 * worst, color=tint(ORANGE), zorder=0)
-    for row in rows:
+    dots = ax.transData.transform([(100 * row["loss"], row["speed"]) for row in rows]) * 72 / ax.figure.dpi  # in points
+    for row, dot in zip(rows, dots, strict=True):
         color = COLORS["measured"] if row["loss"] <= tolerated else ORANGE
         ax.scatter(100 * row["loss"], row["speed"], 30 + 500 * row["bytes"] / most, color=color, alpha=0.7)
-        level = [other for other in rows if abs(other["speed"] - row["speed"]) < fastest / 20]
-        if any(0 < 100 * (other["loss"] - row["loss"]) < worst / 3 for other in level):
-            where = dict(xytext=(0, -14), ha="center", va="top")  # there is a dot to the right: label below
-        else:
-            where = dict(xytext=(14, 0), va="center")  # the largest dot's radius is 13 points
-        at = (100 * row["loss"], row["speed"])
-        ax.annotate(row["configuration"], at, textcoords="offset points", fontsize=9, color=INK, **where)
+        # right of the dot, above, below or left of it: where the label is farthest from the other dots, up to 30 points
+        others = [other for other in dots if other is not dot] or [dot + 100]
+        room = {
+            (x, y): min(30, *(hypot(*(dot + (2 * x, y) - other)) for other in others))
+            for x, y in ((14, 0), (0, 14), (0, -14), (-14, 0))
+        }
+        x, y = max(room, key=room.get)
+        aligned = {0: "center", 14: "left", -14: "right"}[x], {0: "center", 14: "bottom", -14: "top"}[y]
+        ax.annotate(
+            row["configuration"], (100 * row["loss"], row["speed"]), (x, y), textcoords="offset points", fontsize=9,
+            color=INK, ha=aligned[0], va=aligned[1],
+        )  # fmt: skip
     said = f"area: bytes held, {min(row['bytes'] for row in rows) / 1e6:,.0f} to {most / 1e6:,.0f} MB"
     ax.set_title(said, fontsize=9, loc="right")
-    left = 100 * min(0.0, *(row["loss"] for row in rows))
     ax.set(xlabel="perplexity above the reference [%]", ylabel="tokens/s, plain decoding")
-    ax.set(xlim=(left - 0.15 * worst, 1.5 * worst), ylim=(0, 1.25 * fastest))
     return ax
 
 

@@ -209,6 +209,8 @@ def test_a_word_is_one_line_without_blanks_around_it(tokens, text):
 
 
 def test_the_width_curve_drawn_is_that_of_the_cost_model_even_when_the_machine_drifts():
-    curve = {1: Samples((1.0, 4.0, 2.0)), 4: Samples((3.0, 4.0, 5.0))}
-    drawn = figures.plot_width_curve({"decoder": curve}).get_lines()[0]
+    curve = {1: Samples((1.0, 4.0, 2.0)), 4: Samples((9.0, 4.0, 5.0))}
+    ax = figures.plot_width_curve({"decoder": curve})
+    assert ax.get_ylim()[1] > max(t / t_1 for t, t_1 in zip(curve[4].times, curve[1].times, strict=True))  # whole bars
+    drawn = ax.get_lines()[0]
     assert dict(zip(drawn.get_xdata(), drawn.get_ydata(), strict=True)) == width_curve(curve) == {1: 1.0, 4: 2.5}
