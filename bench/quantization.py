@@ -18,7 +18,7 @@ from bench.decoding import CONTEXT, ours
 from lessons_lib.data import text
 from lessons_lib.decoding.probing import logits_along, repeatable_step
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, Target
-from lessons_lib.decoding.timing import overhead_proxy, products_in_cache
+from lessons_lib.decoding.timing import matmuls_in_cache, overhead_proxy
 from lessons_lib.measure import machine, quality
 from lessons_lib.measure.clock import Ratio, Samples, compare, in_turn, resampled, timed
 from lessons_lib.measure.quality import Reading
@@ -136,13 +136,13 @@ def compiled_steps(run: Run) -> dict[tuple[str, int], Samples]:
 
 
 def unpacking(rate: float) -> float:
-    """Seconds of the int4 matrix-vector products with every matrix cached and the head read at `rate` (bytes/s).
+    """Seconds of the int4 GEMVs with every matrix cached and the head read at `rate` (bytes/s).
 
     0 if the packed kernels, which unpack codes as they read, do not run.
     """
     shape = common.model(DTYPE).shape
     head = shape.vocab_size * shape.hidden_size / rate  # 8 bits per weight
-    return products_in_cache(target("W4A16").decoder) + head if cpu.packed_kernels() else 0.0
+    return matmuls_in_cache(target("W4A16").decoder) + head if cpu.packed_kernels() else 0.0
 
 
 @claim(

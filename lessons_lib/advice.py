@@ -1,4 +1,4 @@
-"""What a comparison recommends: the fastest technique that keeps the tokens, if it is clearly faster, and why.
+"""The recommendation of a comparison: the fastest technique that keeps the tokens, if it is clearly faster, and why.
 
 A technique's role: EXACT keeps the tokens of plain decoding; OTHER chooses its own tokens, because it runs quantized
 weights or another model; a PEER is another engine, which is shown and never recommended.
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lessons_lib.compare import Row
 
 EXACT, OTHER, PEER = "exact", "other tokens", "peer"
-GAIN = 0.05  # what gains less is not recommended
+GAIN = 0.05  # a technique with a smaller gain is not recommended
 
 
 def compared(rows: Sequence[Row]) -> list[Row]:
@@ -28,7 +28,7 @@ def recommended(rows: Sequence[Row]) -> Row | None:
 
 
 def recommendation(rows: Sequence[Row]) -> str:
-    """What to use for this model on this machine, and why; then how fast another engine is."""
+    """The technique to use for this model on this machine, with the reason; then the speed of another engine."""
     if not rows:
         return "Nothing was measured yet."
     plain, others = rows[0], compared(rows)
@@ -66,7 +66,7 @@ def recommendation(rows: Sequence[Row]) -> str:
 
 
 def worth_using(row: Row) -> bool:
-    """Whether a technique gains a share GAIN, and its interval says that this is no accident."""
+    """Whether a technique gains at least the share GAIN, and the interval of its speedup excludes 1."""
     return row.speedup.value >= 1 + GAIN and row.speedup.differs
 
 
@@ -77,7 +77,7 @@ def times(row: Row) -> str:
 
 
 def ties(row: Row) -> str:
-    """What to add where a technique that keeps the tokens did not: rounding decides between two nearly equal logits."""
+    """A note if some texts of a technique differ all the same: rounding decided between two nearly equal logits."""
     if all(row.same):
         return ""
     gap = f"a logit gap of at most {row.divergence.margin:.2g}" if row.divergence else "rounding"

@@ -1,8 +1,8 @@
 """torch.compile and CUDA graphs for decoding steps (lesson 03): settings, checked calls, missing compilers.
 
-Dynamo's guards take up to a millisecond per call, a tenth of a step on a CPU, so they are switched off. `Layout` checks
-the same conditions once per call in less than a tenth of that time. The check is necessary: compiled code relies on the
-sizes, dtypes and addresses that it was compiled for, and with others it silently reads or overwrites wrong memory.
+Dynamo's guards take a noticeable part of a step on a CPU, so they are switched off. `Layout` checks the same conditions
+once per call, and faster. The check is necessary: compiled code relies on the sizes, dtypes and addresses that it was
+compiled for, and with others it silently reads or overwrites wrong memory.
 """
 
 import os
@@ -22,9 +22,6 @@ from torch import Tensor, nn
 
 from lessons_lib.paths import cache_dir
 from lessons_lib.progress import first_line, say
-
-STREAMS = 4  # streams of weights that a GEMV reads at once: a core prefetches within one page, but from many pages
-CHUNK = 2**20  # values to materialise at a time: a few MB, so that they stay in the CPU's cache
 
 
 def kept_in_memory(x: Tensor) -> Tensor:
@@ -93,8 +90,8 @@ def packed_constants() -> Iterator[None]:
 def short_kernels() -> Iterator[None]:
     """Limit C++ kernels to 20 arguments each, instead of fusing all layers into one kernel.
 
-    Equal layers then have equal kernels, which are compiled once, so a step compiles in about half the time. A profiler
-    sees parts of layers. The limit is private to torch: in versions without it, kernels stay long.
+    Equal layers then have equal kernels, which are compiled once, so a step compiles faster. A profiler sees parts of
+    layers. The limit is private to torch: in versions without it, kernels stay long.
     """
     from torch._inductor.codegen.cpp import CppScheduling
 
@@ -298,7 +295,8 @@ class CudaGraph:
         self.inputs = [arg.clone() for arg in args if isinstance(arg, Tensor)]
         self.buffers = args[len(self.inputs) :]
         self._layout = Layout(args, weights)
-        self.replay = capture(step, (*self.inputs, *self.buffers), pool)
+        with torch.cuda.device_of(args[0]):  # which may not be the current GPU
+            self.replay = capture(step, (*self.inputs, *self.buffers), pool)
 
     def __call__(self, *args) -> tuple[Tensor, ...]:
         self._layout.check(args)
@@ -307,6 +305,12 @@ class CudaGraph:
         for own, new in zip(self.inputs, args, strict=False):
             own.copy_(new)
         return tuple(result.clone() for result in self.replay())
+
+
+@cache
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream on which a GPU's graphs are captured: one for all, so that graphs of one pool share memory."""
+    return torch.cuda.Stream(device)
 
 
 @torch.no_grad()
@@ -326,7 +330,7 @@ def capture(step: Callable[..., tuple[Tensor, ...]], args: tuple, pool=None) -> 
     torch.cuda.current_stream().wait_stream(side)
     # capture
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    with torch.cuda.graph(graph, pool=pool, stream=capture_stream(args[0].device)):
         out = step(*args)
 
     def replay(graph=graph, args=args, out=out) -> tuple[Tensor, ...]:  # keeps the graph's tensors alive

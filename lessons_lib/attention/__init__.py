@@ -11,19 +11,15 @@ The code is made for counting and for checking equality, not for speed: a real k
 PyTorch does not.
 """
 
-from lessons_lib.attention.backends import Outcome, attempts
-from lessons_lib.attention.flash import Partial, merge_outputs, split_kv, tiled
+from lessons_lib.attention.backends import attempts
+from lessons_lib.attention.flash import split_kv, tiled
 from lessons_lib.attention.naive import naive
-from lessons_lib.attention.traffic import Memory, naive_traffic, tiled_traffic
+from lessons_lib.attention.traffic import Memory, tiled_traffic
 
 __all__ = [
     "Memory",
-    "Outcome",
-    "Partial",
     "attempts",
-    "merge_outputs",
     "naive",
-    "naive_traffic",
     "split_kv",
     "tiled",
     "tiled_traffic",

@@ -104,7 +104,7 @@ def piece(x: Tensor, span: range) -> Tensor:
     return x[..., span.start : span.stop, :]
 
 
-def split_kv(q: Tensor, keys: Tensor, values: Tensor, splits: int, block_k: int = 64) -> tuple[Tensor, Tensor]:
+def split_kv(q: Tensor, keys: Tensor, values: Tensor, splits: int) -> tuple[Tensor, Tensor]:
     """Split-KV attention: in decoding there is one query, so the work is split over the keys -> as `tiled`.
 
     q (H, T, d), keys (H_kv, S, d), values (H_kv, S, d_v). Each of `splits` workers attends to S / splits keys (rounded
@@ -117,7 +117,7 @@ def split_kv(q: Tensor, keys: Tensor, values: Tensor, splits: int, block_k: int 
     size = max(1, -(-keys.shape[1] // splits))
     # 1. each worker attends to its own keys
     parts = [
-        tiled(q, keys[:, at : at + size], values[:, at : at + size], q.shape[1] or 1, block_k)
+        tiled(q, keys[:, at : at + size], values[:, at : at + size], q.shape[1] or 1)
         for at in range(0, splits * size, size)
     ]
     # 2. one more pass merges the results

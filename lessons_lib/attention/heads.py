@@ -49,7 +49,7 @@ def prepared(q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, T
 
 
 def check(q: Tensor, keys: Tensor, values: Tensor) -> None:
-    """Raises ValueError with the reason if attention cannot be computed on these inputs."""
+    """Check that attention can be computed on these inputs."""
     shapes = f"q {tuple(q.shape)}, keys {tuple(keys.shape)}, values {tuple(values.shape)}"
     if not q.dim() == keys.dim() == values.dim() == 3:
         raise ValueError(f"attention takes (heads, tokens, dim), without a batch; here are {shapes}")

@@ -18,7 +18,7 @@ def naive(
     """Attention: q (H, T, d), keys (H_kv, S, d), values (H_kv, S, d_v) -> (H, T, d_v), in the dtype of q.
 
     causal: aligned to the lower right. mask: (T, S) bool, True = may attend. A fully masked query returns zeros.
-    memory: counts the elements that three separate kernels move (scores, softmax, product with the values).
+    memory: counts the elements that three separate kernels move (scores, softmax, matmul with the values).
     Source: Vaswani et al. 2017 (arXiv 1706.03762).
     """
     memory, dtype, sight = memory or Memory(), q.dtype, Sight(q.shape[1], keys.shape[1], causal)

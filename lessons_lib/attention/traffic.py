@@ -36,13 +36,13 @@ class Memory:
         return x
 
 
-def naive_traffic(T: int, S: int, d: int, H: int = 1) -> Memory:
-    """Traffic of `naive`, three kernels: scores, softmax, product with the values.
+def naive_traffic(T: int, S: int, d: int) -> Memory:
+    """Traffic of one head of `naive`, three kernels: scores, softmax, matmul with the values.
 
     Scores read q and keys and write T x S; softmax reads and writes T x S; the last kernel reads T x S and the values.
     Masked scores are computed and moved like all others, so causal attention moves no less.
     """
-    return Memory(H * (T * d + 2 * S * d + 2 * T * S), H * (T * d + 2 * T * S))
+    return Memory(T * d + 2 * S * d + 2 * T * S, T * d + 2 * T * S)
 
 
 def tiled_traffic(T: int, S: int, d: int, block_q: int, block_k: int, H: int = 1, causal: bool = False) -> Memory:

@@ -28,7 +28,7 @@ from lessons_lib.models.tokenizers import check_same_tokenizer
 from lessons_lib.progress import bar, first_line, say
 from lessons_lib.quantization.model import FORMATS, W8A8
 
-OWN = (401, 202, 101, 601)  # our questions without --prompts: code to edit, a report to summarize, chat, a story
+OWN = (401, 402, 202, 201, 101, 102, 601, 602)  # our questions: two each of code, copying a text, chat and writing
 THEIRS = "transformers"
 MOST_SHOWN = 8  # prompts of one kind with a column each
 EXAMPLES = """
@@ -57,7 +57,7 @@ def add(commands) -> None:
     command = add_command(commands, "compare", run, "say which technique makes a model faster here", EXAMPLES, ABOUT)
     add_model(command)
     forms = 'one prompt a line; or a JSON line each: "...", {"prompt": "..."} or a question of Spec-Bench (first turn)'
-    command.add_argument("--prompts", metavar="FILE", help=f"{forms}; default: four of the course's own")
+    command.add_argument("--prompts", metavar="FILE", help=f"{forms}; default: eight of the course's own")
     command.add_argument("--draft", metavar="MODEL", help="also draft with this model, of the same tokenizer")
     command.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="per prompt; default: 128")
     limit = "for the timed runs: what is slow is left out, then texts get shorter; default: 4; 0: no limit"
@@ -130,7 +130,7 @@ def fitting(
 
 
 def techniques_of(model: LanguageModel, target: Target, draft: str | None) -> dict[str, Technique]:
-    """What is compared; plain decoding first. What cannot be made here says why when it is run."""
+    """The techniques to compare, plain decoding first. One that cannot be made here gives its reason when it is run."""
     found: dict[str, Technique] = {"plain": None, "prompt lookup": PromptLookup(), "lookahead": Lookahead()}
     if draft:
         small = load(draft, model.device, model.dtype)
@@ -162,7 +162,7 @@ def unavailable(reason: str) -> Engine:
 
 
 def measure(comparison: Comparison, seconds: float | None) -> bool:
-    """Run all in about this time; whether Ctrl-C or a prompt too long for the memory did not end it."""
+    """Run the comparison in about this time -> False if Ctrl-C or a lack of memory ended it early."""
     try:
         for _ in bar(comparison.runs(seconds), total=comparison.total, desc="comparing", unit="run"):
             pass
@@ -178,7 +178,7 @@ def measure(comparison: Comparison, seconds: float | None) -> bool:
 
 
 def legend(comparison: Comparison) -> str:
-    """What the table's columns mean, without the lines for what it does not show."""
+    """The meaning of the table's columns, without those that it does not show."""
     headings = repr(comparison).partition("\n")[0]
     kept = LEGEND.strip().splitlines()
     if "memory" not in headings:  # the same in all rows, or unknown
@@ -191,7 +191,7 @@ def legend(comparison: Comparison) -> str:
 
 
 def few(comparison: Comparison, asked: int, minutes: float) -> str:
-    """How much the recommendation rests on: the runs of plain decoding that another technique shares."""
+    """The evidence for the recommendation: the runs of plain decoding that another technique shares."""
     plain = {run[1:] for run in comparison.outputs if run[0] == comparison.first}  # (prompt, repeat)
     shared = plain & {run[1:] for run in comparison.outputs if run[0] != comparison.first} or plain
     prompts = len({prompt for prompt, _ in shared})
@@ -207,7 +207,7 @@ def few(comparison: Comparison, asked: int, minutes: float) -> str:
 
 
 def not_tested(options: argparse.Namespace, model: LanguageModel) -> str:
-    """What this comparison leaves out, and what says more about it."""
+    """The techniques that this comparison leaves out, and the command that estimates their gain."""
     left = ["compiling", "batches of several requests", "trained Medusa heads"]
     left += [] if options.draft else ["a draft model (name one with --draft)"]
     said = f"Not tested: {', '.join(left)}."

@@ -22,7 +22,7 @@ NEEDED = {  # command: a module it needs, and the extra of pyproject.toml that i
     "bench": ("nbformat", "lessons"),
 }
 AT_ONCE = ("-n", "auto", "--maxprocesses", "4", "--dist", "loadfile")  # the tests of a file share fixtures
-EIGHT_BITS = ("10", "11")  # lessons that mostly time 8-bit products
+EIGHT_BITS = ("10", "11")  # lessons that mostly time 8-bit matmuls
 LESSONS = "a lesson's number or name, such as 02 or kv_cache; all of them without any"
 
 
@@ -79,7 +79,7 @@ def add(commands) -> None:
 
 
 def here(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """The command, refused where the clone or a package is missing, or where it does not know what it is asked for."""
+    """The command, refused if the clone or a package is missing, or if an argument is unknown."""
 
     def checked(options: argparse.Namespace) -> int:
         if problem := unmet(options.command):
@@ -148,7 +148,7 @@ def test(options: argparse.Namespace) -> int:
 
 
 def within_reach(lessons: list) -> list:
-    """The lessons without those that take half an hour where the CPU has no 8-bit instructions; says so."""
+    """The lessons without EIGHT_BITS where the CPU has no 8-bit instructions; prints which were left out."""
     from lessons_lib.quantization import cpu
 
     left_out = [lesson.number for lesson in lessons if lesson.number in EIGHT_BITS and not cpu.integer_units()]

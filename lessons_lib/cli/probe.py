@@ -123,7 +123,7 @@ def room(shape: ModelConfig, rates: machine.Hardware, dtype: str, step: float, v
     """
 
     def reading(weight_bytes: float) -> float:
-        """How many times as fast a pass is that only reads its bytes."""
+        """The speedup of a pass that takes no longer than reading its bytes."""
         return step / best_pass(shape, rates, weight_bytes, dtype)[1]
 
     condition = "if reading its bytes were all that a pass does"

@@ -17,7 +17,7 @@ peers, llamacpp         the same by transformers and llama.cpp
 
 from lessons_lib.decoding import llamacpp
 from lessons_lib.decoding.draft_tree import DraftTree, ModelInput, make_input, plain_input
-from lessons_lib.decoding.generate import after_prefill, compression, new_sequence, step, tokens_per_pass
+from lessons_lib.decoding.generate import after_prefill, new_sequence, step, tokens_per_pass
 from lessons_lib.decoding.peers import TransformersGenerate, assist, by_transformers, static_and_compiled
 from lessons_lib.decoding.prediction import (
     TOLERATED,
@@ -33,16 +33,9 @@ from lessons_lib.decoding.prediction import (
 )
 from lessons_lib.decoding.probing import agreed, first_divergence, logit_gap, logits_along, repeatable_step, width_times
 from lessons_lib.decoding.proposers import Proposer
-from lessons_lib.decoding.proposers.draft_length import Adaptive, Confidence, Constant, Heuristic
+from lessons_lib.decoding.proposers.draft_length import Adaptive, Confidence, Constant
 from lessons_lib.decoding.proposers.jacobi import iterates
-from lessons_lib.decoding.proposers.tree_shape import (
-    TreeShape,
-    best_size,
-    best_tree,
-    published_tree,
-    regular,
-    speed_by_size,
-)
+from lessons_lib.decoding.proposers.tree_shape import TreeShape, best_size, best_tree, regular, speed_by_size
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, TransformersTarget, as_target
 from lessons_lib.decoding.targets.table import TableTarget
 from lessons_lib.decoding.text import encode
@@ -65,7 +58,6 @@ __all__ = [
     "Constant",
     "DecoderTarget",
     "DraftTree",
-    "Heuristic",
     "ModelInput",
     "Proposer",
     "Recording",
@@ -86,7 +78,6 @@ __all__ = [
     "by_transformers",
     "check_order",
     "clocked_transformers",
-    "compression",
     "counting",
     "counts",
     "encode",
@@ -100,7 +91,6 @@ __all__ = [
     "new_sequence",
     "overhead_proxy",
     "plain_input",
-    "published_tree",
     "regular",
     "repeatable_step",
     "replay",

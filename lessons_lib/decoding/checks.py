@@ -9,14 +9,14 @@ def whole(value) -> bool:
 
 
 def check_integers(**sizes: int) -> None:
-    """Raise TypeError if a named size is not an integer."""
+    """Check that every named size is an integer."""
     for name, size in sizes.items():
         if not whole(size):
             raise TypeError(f"{name} must be an integer, not {size!r}")
 
 
 def at_least_one(name: str, value: int) -> None:
-    """Raise TypeError if the named value is not an integer, ValueError if it is below 1."""
+    """Check that the named value is an integer of at least 1."""
     check_integers(**{name: value})
     if value < 1:
         raise ValueError(f"{name} must be at least 1, not {value}")

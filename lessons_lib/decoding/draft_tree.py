@@ -197,6 +197,11 @@ class ModelInput:
     first_layer: int = 0
     states: Tensor | None = None
 
+    def __post_init__(self) -> None:
+        if early := [name for name in self.after if name != "final" and name <= self.first_layer]:
+            first = self.first_layer + 1
+            raise ValueError(f"no state is returned after layer {early[0]}; ask for layer {first} or later, or 'final'")
+
 
 @dataclass
 class ModelOutput:

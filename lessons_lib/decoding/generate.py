@@ -60,11 +60,6 @@ def tokens_per_pass(stats: abc.Sequence[StepStats]) -> float:
     return sum(step.committed for step in steps) / len(steps) if steps else float("nan")
 
 
-def compression(stats: abc.Sequence[StepStats]) -> float:
-    """CR: generated tokens / all target forward passes, prefill included."""
-    return sum(step.committed for step in stats) / len(stats)
-
-
 def step(target, seqs: list[Sequence]) -> list[list[int]]:
     """Run one decoding step for all sequences, with a single target forward pass -> the tokens each one committed.
 

@@ -51,8 +51,8 @@ def launch_times(
 
 
 @torch.no_grad()
-def products_in_cache(decoder: Decoder) -> float:
-    """Seconds for the matrix-vector products of one token in all layers if all weights are in the CPU's cache.
+def matmuls_in_cache(decoder: Decoder) -> float:
+    """Seconds for the GEMVs of one token in all layers if all weights are in the CPU's cache.
 
     This is the limit set by unpacking and arithmetic, without memory traffic. Each matrix of the first layer is used
     again and again and stands for those of all layers. The LM head is left out, because it fits into no cache.

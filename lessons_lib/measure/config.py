@@ -65,16 +65,6 @@ class ModelConfig:
         """N = N_lay + N_head: weights that one decode step multiplies. Embedding rows are only looked up."""
         return self.layer_weights + self.head_weights
 
-    def params(self) -> int:
-        """Parameters of a Llama, Mistral or SmolLM: N_lay, V·D with a tied head or 2·V·D without, and 2L + 1 norms.
-
-        Raises ValueError for ungated families, whose biases and position tables are not described here.
-        """
-        if not self.gated:
-            raise ValueError(f"The sizes of {self.name} do not tell its biases; count model.parameters() instead.")
-        tables = (1 if self.tie_word_embeddings else 2) * self.vocab_size * self.hidden_size
-        return self.layer_weights + tables + (2 * self.num_layers + 1) * self.hidden_size
-
     def kept(self, tokens: int) -> int:
         """Cached positions after S `tokens`, summed over layers: L·S, with min(S, window) in windowed layers."""
         windowed = self._windowed()

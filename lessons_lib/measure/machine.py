@@ -204,7 +204,7 @@ class Hardware:
         ]
         for dtype, bandwidth in self.matvec_bandwidth.items():
             rates = [f"{bandwidth / 1e9:.1f} GB/s", f"{self.matmul_flops[dtype] / 1e9:,.0f} GFLOP/s"]
-            rows.append([f"products in {dtype}", *rates, f"{self.ridge(dtype):.1f}"])
+            rows.append([f"matmuls in {dtype}", *rates, f"{self.ridge(dtype):.1f}"])
         head = f"{self.device}: {self.name}, {self.threads} threads, load {self.load}"
         lines = [head, tables.text(("", "bandwidth", "arithmetic", "ridge: computing limits above, FLOP/byte"), rows)]
         for dtype, curve in self.widths.items():
@@ -375,8 +375,8 @@ def calibrate(
 ) -> CalibratedCost:
     """Time this model's matmuls for these prompt lengths and batch sizes, each twice; the faster time counts."""
 
-    def products(rows: int, head_rows: int) -> float:
+    def matmuls(rows: int, head_rows: int) -> float:
         return min(linears(config, dtype, hardware.device, rows, head_rows) for _ in range(2))
 
-    steps = {b: products(b, b) for b in sorted({1, *batches})}
-    return CalibratedCost(config, hardware, dtype, {t: products(t, 1) for t in prompts}, steps)
+    steps = {b: matmuls(b, b) for b in sorted({1, *batches})}
+    return CalibratedCost(config, hardware, dtype, {t: matmuls(t, 1) for t in prompts}, steps)

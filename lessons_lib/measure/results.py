@@ -118,7 +118,7 @@ SCORECARD = ("lesson", "claim", "predicted", "measured", "ratio", "peer in the r
 EXPLAINED = (
     "Ratio: measured over predicted; within 25% means from 0.80 to 1.25. Peer: the official implementation, "
     "measured in the same run. Limit: what the method allows at best or, of a time, the hardware: all bytes at the "
-    "read bandwidth, or all FLOPs at the best rate seen in any product. -: nothing to say."
+    "read bandwidth, or all FLOPs at the best rate seen in any matmul. -: nothing to say."
 )
 
 

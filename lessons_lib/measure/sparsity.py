@@ -18,10 +18,9 @@ ROUNDING = 1e-9  # tolerance when sums of weights are compared with a mass
 KNOWN = ("mlp", "gate first", "intermediate", "inputs")
 
 
-def share_below(weights: Tensor, threshold: float, allowed: Tensor | None = None) -> Tensor:
+def share_below(weights: Tensor, threshold: float) -> Tensor:
     """T_eps: share of a row's weights below a fixed threshold, (..., n) -> (...)."""
-    w, allowed, n = rows(weights, allowed)
-    return ((w < threshold) & allowed).sum(-1) / n.double()
+    return (rows(weights)[0] < threshold).double().mean(-1)
 
 
 def kept_count(weights: Tensor, mass: float, allowed: Tensor | None = None) -> Tensor:

@@ -17,7 +17,7 @@ for _name in ("torchao", "torch.utils._pytree"):
 
 from lessons_lib.models.decoder import Decoder, Segment, attend, rotary_tables, with_attention  # noqa: E402
 from lessons_lib.models.device import pick  # noqa: E402
-from lessons_lib.models.draft import decoder_of, draft_format, start_from  # noqa: E402
+from lessons_lib.models.draft import decoder_of, draft_format  # noqa: E402
 from lessons_lib.models.exits import exit_logits, load_exit  # noqa: E402
 from lessons_lib.models.hub import LanguageModel, cut, load, names  # noqa: E402
 from lessons_lib.models.implementations import attending  # noqa: E402
@@ -38,14 +38,13 @@ from lessons_lib.models.sparse import (  # noqa: E402
 from lessons_lib.models.store import ModelUnavailable  # noqa: E402
 from lessons_lib.models.tiny_models import tiny  # noqa: E402
 from lessons_lib.models.tokenizers import check_same_tokenizer  # noqa: E402
-from lessons_lib.models.trained import OURS, read_card  # noqa: E402
+from lessons_lib.models.trained import read_card  # noqa: E402
 
 __all__ = [
     "Decoder",
     "LanguageModel",
     "MedusaHeads",
     "ModelUnavailable",
-    "OURS",
     "Segment",
     "attend",
     "attending",
@@ -73,7 +72,6 @@ __all__ = [
     "rotary_tables",
     "shared_parameters",
     "skipping",
-    "start_from",
     "sum_rows",
     "tapped",
     "tiny",

@@ -206,7 +206,6 @@ class Decoder(nn.Module):
 
         layers: run only these (default: all). states: (T, D) to start from instead of the embeddings.
         after: layers whose output is also returned (1 = after the first layer).
-        Raises ValueError if a cache is full.
         """
         x = self.embedding(tokens) if states is None else states
         positions = segments[0].positions if len(segments) == 1 else torch.cat([s.positions for s in segments])

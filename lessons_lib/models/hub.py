@@ -174,7 +174,7 @@ class LanguageModel:
         return targets.DecoderTarget(decoder, self.tokenizer, eos)
 
     def _check_rotary(self, kind: str) -> None:
-        """Raise ValueError unless keys can be rotated at their place in a streaming cache."""
+        """Check that keys can be rotated at their place in a streaming cache."""
         config = self.network.config
         if not getattr(config, "rope_parameters", None):
             raise ValueError(
@@ -259,7 +259,7 @@ def load(name: str = OFFLINE, device: str = "auto", dtype: str | torch.dtype = "
     device: "auto" (CUDA, else MPS, else CPU), "cuda", "cuda:1", "mps", "cpu".
     dtype: "auto" (bf16 if the device computes in it, else fp16 on GPUs, fp32 on CPUs), "fp32", "bf16", "fp16", "fp64".
 
-    The default model is downloaded (93 MB) and converted once; after that it loads in about a second, offline.
+    The default model is downloaded (93 MB) and converted once; after that it loads offline.
     Raises ValueError for an unknown name, device or dtype, and for a folder without a checkpoint; ModelUnavailable if
     the model cannot be downloaded, stored or read.
     """

@@ -35,7 +35,7 @@ class LoRALinear(nn.Module):
 def adapted(decoder: Decoder, rank: int = 8, alpha: float = 16.0, seed: int = 0) -> Decoder:
     """A copy of the decoder with an adapter on every matrix of every layer, but not on the LM head; weights are shared.
 
-    seed: of the initial values. Raises ValueError for quantized layers.
+    seed: of the initial values. The matrices must not be quantized.
     """
     if any(isinstance(module, QuantizedLinear) for module in decoder.layers.modules()):
         raise ValueError("adapters are for full weights; adapt the decoder that this quantized one was made from")

@@ -28,9 +28,9 @@ def shared_parameters(count: int, width: int, blocks: int = 1, root_rank: int = 
     return count * (blocks * (width**2 + width) + 2 * root_rank * width)
 
 
-def own_parameters(count: int, width: int, vocab_size: int, blocks: int = 1, root_rank: int = 0) -> int:
+def own_parameters(count: int, width: int, vocab_size: int) -> int:
     """Parameters of `count` heads with an LM head each, as published: V D more per head."""
-    return shared_parameters(count, width, blocks, root_rank) + count * vocab_size * width
+    return shared_parameters(count, width) + count * vocab_size * width
 
 
 class ResidualBlock(nn.Linear):

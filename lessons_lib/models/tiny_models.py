@@ -5,16 +5,13 @@ In float64 by default, where rounding does not flip an argmax.
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-
-FAMILIES = ("llama", "mistral", "gemma", "gpt_neox", "opt")
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
 
 def tiny(
     layers: int = 2,
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
-    family: str = "llama",
     *,
     width: int = 32,
     heads: int = 4,
@@ -22,32 +19,22 @@ def tiny(
     vocab_size: int = 97,
     context: int = 256,
     tied: bool = False,
-    window: int | None = None,
 ) -> PreTrainedModel:
-    """A random causal LM of transformers on the CPU, without tokenizer and without end-of-sequence token.
+    """A random Llama of transformers on the CPU, without tokenizer and without end-of-sequence token."""
+    config = LlamaConfig(
+        vocab_size=vocab_size, hidden_size=width, intermediate_size=2 * width, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=width // heads,
+        max_position_embeddings=context, tie_word_embeddings=tied,
+        bos_token_id=None, eos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+    return random_network(config, dtype, seed)
 
-    The same arguments give the same weights; the global random state is not changed. family: one of FAMILIES. kv_heads:
-    for llama, mistral and gemma (in other families every query head has its own). window: a sliding window, mistral
-    only.
-    """
-    if family not in FAMILIES:
-        raise ValueError(f"family={family!r} is not known; choose one of: {', '.join(FAMILIES)}.")
-    if window is not None and family != "mistral":
-        raise ValueError(f"family={family!r} has no sliding window; use family='mistral'.")
-    sizes = {
-        "vocab_size": vocab_size, "hidden_size": width, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "max_position_embeddings": context, "tie_word_embeddings": tied,
-        "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
-    }  # fmt: skip
-    opt = {"ffn_dim": 2 * width, "word_embed_proj_dim": width, "dropout": 0.0}
-    sizes |= opt if family == "opt" else {"intermediate_size": 2 * width}
-    if family in ("llama", "mistral", "gemma"):
-        sizes |= {"num_key_value_heads": kv_heads, "head_dim": width // heads}
-    if family == "mistral":
-        sizes |= {"sliding_window": window}
+
+def random_network(config: PreTrainedConfig, dtype: torch.dtype = torch.float64, seed: int = 0) -> PreTrainedModel:
+    """A random causal LM of this config: same arguments, same weights. The global random state is not changed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes), dtype=dtype)
+        network = AutoModelForCausalLM.from_config(config, dtype=dtype)
         _randomize(network)
     return network.eval()
 

@@ -20,8 +20,7 @@ def check_same_tokenizer(a, b) -> int:
     Compares the vocabularies, special tokens included, and the ids of several kinds of text. EOS tokens and chat
     templates may differ, since they do not change the meaning of an id. Raises ValueError with the first difference.
 
-    The result is cached while both keep their number of tokens, because a comparison takes as long as a decoding step
-    or two.
+    The result is cached while both keep their number of tokens.
     """
     return _compared(a, b, len(a), len(b))
 

@@ -1,10 +1,10 @@
 """Weights and KV caches in few bits (lessons 10, 11).
 
-integers        2 to 8 bits: codes and what they stand for
+integers        2 to 8 bits: codes and the values that they represent
 floats          NF4 and FP8
 formats         all of them by name, with their errors; sizes: their bytes before anything loads
 linear          nn.Modules that take the place of an nn.Linear: W8A16, W4A16, W8A8, W4A8, LLM.int8()
-calibration     what each matrix reads on sample texts
+calibration     the inputs of each matrix on sample texts
 gptq, awq, smoothquant   three methods that use it, a file each
 model           quantize_model swaps these layers into a decoder
 kv              a KV cache in few bits

@@ -1,4 +1,4 @@
-"""Calibration inputs (lesson 10): what each matrix of a decoder reads on sample texts, for GPTQ, AWQ and SmoothQuant.
+"""Calibration (lesson 10): the inputs of a decoder's matrices on sample texts, for GPTQ, AWQ and SmoothQuant.
 
 The decoders here are `models.Decoder`s. A matrix is named (layer number, "qkv" | "out" | "gate_up" | "down"), the LM
 head (number of layers, "head").

@@ -67,8 +67,7 @@ class NormalFloats(Quantized):
 def quantize_nf4(x: Tensor, block: int = BLOCK, double: bool = True) -> NormalFloats:
     """Round x (..., K) to NF4 in blocks along the last axis (Dettmers et al. 2023, arXiv 2305.14314).
 
-    double: quantize the scales as well. Raises ValueError for values that are not finite and for a block that does not
-    divide K.
+    double: quantize the scales as well. A block must divide K.
     """
     check_values(x)
     values = blocks(x.detach().to(working_dtype(x.dtype)), block)
@@ -127,8 +126,7 @@ def quantize_fp8(x: Tensor, format: str = "e4m3", per: str | int = ROW) -> Small
     """Round x (..., K) to FP8 with a float32 scale max|x| / largest, per "tensor", "row" or group.
 
     Values are scaled and clamped before the cast: above the largest number torch's own cast returns infinity in e5m2,
-    and in e4m3 NaN before torch 2.12. Raises ValueError for values that are not finite, unknown formats, and groups
-    that do not divide K.
+    and in e4m3 NaN before torch 2.12. A group must divide K.
     """
     check_values(x)
     if format not in FORMATS:

@@ -14,7 +14,7 @@ Rounding = Callable[[Tensor], Quantized]
 
 
 def rounding(name: str) -> Rounding:
-    """The function that rounds a weight to the format of this name. Raises ValueError for an unknown name."""
+    """The function that rounds a weight to the format of this name."""
     family, _, rest = name.partition(" ")
     words = rest.split()
     per = _only([_group(word) for word in words if _group(word)], name)

@@ -68,7 +68,6 @@ def gptq(
     the Cholesky factor exists.
     act_order: process columns in descending order of input size. A group's scale is fitted when its first column is
     reached, to the weights compensated so far; with act_order, to the original weights.
-    Raises ValueError for values that are not finite, and for a Hessian that no damping makes positive definite.
     """
     check_values(weight, "the weight")
     check_values(hessian, "the Hessian")
@@ -156,7 +155,7 @@ def sweep(w: Tensor, factor: Tensor, block: int, round_column: Callable[[Tensor,
 def inverse_factor(hessian: Tensor, damp: float = 0.01) -> Tensor:
     """H (K, K) -> U (K, K), upper triangular, with (H + damp·mean(diag H)·I)^-1 = UᵀU.
 
-    damp is multiplied by 10 until the factor exists. Raises ValueError if damp > 10 would be needed.
+    damp is multiplied by 10 until the factor exists, at most to 10.
     """
     if damp < 0:
         raise ValueError(f"damp is at least 0, not {damp}")
@@ -176,7 +175,7 @@ def gptq_decoder(decoder: nn.Module, windows: Windows, format: str) -> dict[Name
     """Round the weights of all layers by GPTQ with act-order, layer by layer.
 
     Each layer is calibrated on the outputs of the rounded layers before it; within a layer, all Hessians are measured
-    before anything is rounded. format: an integer format. Raises ValueError for another format and without windows.
+    before anything is rounded. format: an integer format. windows: at least one.
     """
     options = integers(format)
     if options is None or not windows:

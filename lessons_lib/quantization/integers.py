@@ -13,7 +13,7 @@ TENSOR, ROW = "tensor", "row"
 
 
 def check_values(x: Tensor, what: str = "the tensor") -> None:
-    """Raises ValueError unless x has finite floating-point values."""
+    """Check that x has finite floating-point values."""
     if not x.is_floating_point() or x.is_complex():
         raise ValueError(f"{what} holds {x.dtype}; only floating-point values can be quantized: cast it with .float()")
     if x.numel() == 0 or x.ndim == 0:
@@ -23,7 +23,7 @@ def check_values(x: Tensor, what: str = "the tensor") -> None:
 
 
 def check_bits(bits: int) -> None:
-    """Raises ValueError unless bits is a whole number from 2 to 8."""
+    """Check that bits is a whole number from 2 to 8."""
     if not (isinstance(bits, int) and 2 <= bits <= 8):
         raise ValueError(f"{bits!r} bits are not supported; choose a whole number from 2 to 8")
 
@@ -171,8 +171,7 @@ def quantize(
     """Round x (..., K) to integers of 2 to 8 bits.
 
     per: "tensor", "row" or a group size. kind: "absmax", "zero_point" or "affine". scale_dtype: of scales and minima.
-    Raises ValueError for values that are not finite, unknown options, a group that does not divide K, and scales too
-    large for scale_dtype.
+    A group must divide K.
     """
     check_values(x)
     values = blocks(x.detach().to(working_dtype(x.dtype)), per)
@@ -200,8 +199,7 @@ def fit_grid(values: Tensor, bits: int, kind: str = "absmax", scale_dtype: torch
 def rounded_up(x: Tensor, dtype: torch.dtype, zero: float = 1.0, noise: float = NOISE) -> Tensor:
     """Cast x to dtype, rounding up (within relative noise); exact zeros become `zero` (a scale of 1 is harmless).
 
-    A scale rounded down would push the largest values of its block beyond the last level. Raises ValueError for values
-    too large for dtype.
+    A scale rounded down would push the largest values of its block beyond the last level.
     """
     near = x.to(dtype)
     short = near.to(x) < x - noise * x.abs()

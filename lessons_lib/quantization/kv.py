@@ -116,7 +116,7 @@ class QuantizedCache(Cache):
     def keep(self, prefix: int, then: Sequence[int] = ()) -> None:
         """Keep the first `prefix` entries and then those at the positions in `then`.
 
-        Raises ValueError if the cut falls into the quantized tokens.
+        Quantized tokens cannot be dropped.
         """
         if is_contiguous(prefix, then):  # these may be rounded already
             prefix, then = prefix + len(then), ()

@@ -338,7 +338,7 @@ def signed_rows(quantized: Integers) -> tuple[Tensor, Tensor]:
 
 
 def check_groups(quantized: Integers, bits: tuple[int, ...], groups: tuple[int, ...] | None = None) -> int:
-    """The group size. Raises ValueError unless the matrix has one of these bits and groups, with minima."""
+    """Check that the matrix has one of these bits and groups, with minima -> its group size."""
     grid = quantized.grid
     group = quantized.shape.numel() // len(grid.scales)
     if grid.bits not in bits or grid.lows is None or (groups and group not in groups):

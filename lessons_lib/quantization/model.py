@@ -20,7 +20,9 @@ from lessons_lib.quantization.linear import (
     OutlierColumns,
     QuantizedLinear,
     W4A8Linear,
+    W4A16Linear,
     W8A8Linear,
+    W8A16Linear,
     fastest,
     sharing_copy,
     tensors,
@@ -33,12 +35,13 @@ W8A8, W8A16, W4A16, W4A8, LLM_INT8 = "W8A8", "W8A16", "W4A16", "W4A8", "llm.int8
 FORMATS = (W8A8, W8A16, W4A16, W4A8)  # formats of a target
 WEIGHT_ONLY = {W8A16: "int8", W4A16: "int4 g32"}  # format -> name of its weights in `formats.rounding`
 GPTQ, AWQ = "gptq ", "awq "  # prefixes of a format name
+WITHOUT_KERNEL = (W8A16Linear, W4A16Linear, W4A8Linear)  # by exact type: versions with a kernel are other classes
 WITH_FLOAT64 = ("cpu", "cuda")  # devices with float64, in which rounding is calibrated
 
 
 @dataclass(frozen=True)
 class W8A8Options:
-    """What "W8A8" does beyond rounding to 8 bits, by matrix name; {} turns an option off.
+    """Options of "W8A8" beyond rounding to 8 bits, by matrix name; {} turns an option off.
 
     smooth: SmoothQuant's alpha. columns: how many columns with the largest inputs stay in full precision. Both need
     windows to calibrate with, and are skipped without them. terms: number of 8-bit terms that activations are rounded
@@ -132,7 +135,7 @@ def _weight_only(decoder: nn.Module, format: str, head: str | None, windows: Win
             return kind(head_to(weight)) if head_to else None
         return kind(compensated[name] if name in compensated else layers_to(weight))
 
-    return swapped(decoder, make)
+    return _reported(swapped(decoder, make))
 
 
 def _w8a8(decoder: nn.Module, windows: Windows, options: W8A8Options) -> nn.Module:
@@ -157,9 +160,17 @@ def _w8a8(decoder: nn.Module, windows: Windows, options: W8A8Options) -> nn.Modu
 
 def _w4a8(decoder: nn.Module) -> nn.Module:
     """4-bit layers and an 8-bit head, like the packaged model file (whose head has no minima)."""
-    if decoder.norm.device.type == "cpu" and (problem := native.problem()):
-        say(f"{problem}; W4A8 is computed without them, and slowly")
-    return swapped(
-        decoder,
-        lambda name, weight: fastest(W4A8Linear, quantize(weight, 8 if name[1] == HEAD else 4, GROUP, "affine")),
-    )
+
+    def make(name: Name, weight: Tensor) -> QuantizedLinear:
+        return fastest(W4A8Linear, quantize(weight, 8 if name[1] == HEAD else 4, GROUP, "affine"))
+
+    return _reported(swapped(decoder, make), native.problem() if decoder.norm.device.type == "cpu" else None)
+
+
+def _reported(decoder: nn.Module, problem: str | None = None) -> nn.Module:
+    """Print how many matrices have no kernel here, if any -> the decoder. problem: why, if it is not their shape."""
+    matrices = linears(decoder).values()
+    if slow := sum(type(matrix) in WITHOUT_KERNEL for matrix in matrices):
+        why = problem or f"no kernel on {decoder.norm.device.type} takes their shape and dtype"
+        say(f"{slow} of {len(matrices)} matrices are dequantized at every call, which is slow: {why}")
+    return decoder

@@ -15,8 +15,8 @@ GPU_MEMORY = {"RTX 4060": 8e9, "T4": 16e9, "L4": 24e9, "RTX 4090": 24e9} | {
 def step_bytes(shape: ModelConfig, layers: str, head: str | None = None) -> float:
     """Bytes of weights that one decode step reads, with the layers in one format and the LM head in another.
 
-    layers, head: names as in `bits_of`. head None: 16 bits, or 32 beside layers of 32, as libraries do. Raises
-    ValueError for unknown names and for groups that do not divide this model's rows.
+    layers, head: names as in `bits_of`. head None: 16 bits, or 32 beside layers of 32, as libraries do. A
+    group must divide this model's rows.
     """
     bits = sum(rows * columns * bits_of(layers, columns) for rows, columns in shape.layer_matrices)
     head_bits = shape.head_weights * bits_of(head or _unrounded(layers), shape.hidden_size)

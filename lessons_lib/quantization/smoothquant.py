@@ -62,8 +62,8 @@ def scaled(decoder: nn.Module, names: Collection[str], scales_of: Callable[[Name
 def scale(layer: nn.Module, name: str, scales: Tensor) -> None:
     """Multiply the columns of one matrix (N, K) by scales (K,) and divide its inputs by them, all in new tensors.
 
-    The division is folded into whatever produces the inputs: the norm before "qkv" and "gate_up"; for "down", the "up"
-    rows of "gate_up". "out" cannot be scaled this way, since one value head feeds several of its columns.
+    The division is folded into the weights before: the norm for "qkv" and "gate_up", the "up" rows of "gate_up" for
+    "down". "out" cannot be scaled this way, since one value head feeds several of its columns.
     """
     linear = getattr(layer, name)
     linear.weight = _weight(linear.weight.double() * scales.double(), linear.weight)

@@ -56,7 +56,7 @@ class BlockPool:
         """Use this memory's blocks from now on; called before each run.
 
         Clears the prefix cache if its blocks lie in another memory or may have been overwritten by another pool.
-        ValueError then if sequences own blocks.
+        No sequence may own blocks then.
         """
         if self.owner_mark is None or self.owner_mark is not memory.owner_mark:
             self.clear()
@@ -135,7 +135,7 @@ class BlockPool:
         seq.block_table, seq.block_hashes = [], []
 
     def clear(self) -> None:
-        """Empty the prefix cache. ValueError while sequences own blocks."""
+        """Empty the prefix cache. No sequence may own blocks."""
         if self.free_blocks < self.num_blocks:
             owned = self.num_blocks - self.free_blocks
             raise ValueError(f"requests own {owned} blocks of this pool; give each engine a pool of its own")

@@ -7,8 +7,7 @@ Works with `lessons serve`, vLLM, SGLang, TGI and `transformers serve`, through 
 at its arrival time, no matter how many are still unanswered (open loop), up to 1,000 at once, and without retries. The
 time of a token is when the client has read its event; a last token without text, such as an end token, has that of the
 event with the finish_reason. TTFT includes connecting (each request opens a connection), network, queue and
-tokenization. Reading an event takes about 0.1 ms of one core, which limits the client to a few thousand tokens per
-second.
+tokenization. One core reads all events, which limits the client to a few thousand tokens per second.
 """
 
 from __future__ import annotations

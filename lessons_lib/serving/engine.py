@@ -46,7 +46,7 @@ class Engine:
     whole text, so it must have that many, although the caches stay small.
     padded: whether a finished request that a static batch still holds takes part in every forward pass as padding, as
     in transformers' generate, which runs a rectangular batch. If not, it only occupies its slot.
-    ValueError if blocks of the scheduler's pool are in use.
+    No blocks of the scheduler's pool may be in use.
     """
 
     def __init__(self, model, scheduler: Scheduler, padded: bool = False):
@@ -98,7 +98,7 @@ class Engine:
 
         Requests may also come from a workload with ids: their outputs then have exactly `output_length` tokens. A
         request that can never run is rejected with an `error`, and the others continue. Any other exception, such as
-        a proposer's, cancels all requests and is raised again. RuntimeError while another run uses the scheduler.
+        a proposer's, cancels all requests and is raised again. A scheduler serves one run at a time.
         """
         with self.scheduler.exclusive():
             possible = [seq for seq in requests if seq.stopping is not None or self._adopt(seq)]
@@ -227,11 +227,9 @@ def memory_of(target: PagedTarget | StreamingTarget) -> PagedMemory | OwnCaches:
 def paged(model, pool: BlockPool, max_num_seqs: int | None = None) -> PagedTarget | StreamingTarget:
     """A PagedTarget for the model with a KV cache of the pool's size; an existing PagedTarget is returned as it is.
 
-    So is a StreamingTarget, which has no blocks. ValueError if it is compiled, or if the pool shares prefixes.
-
+    So is an eager StreamingTarget, which has no blocks; the pool must not share prefixes then.
     max_num_seqs: batch size to compile and tune the decode step for; None: eager.
-    TypeError if the model is not one of our decoders. ValueError if our decoder cannot run it, or if an existing
-    PagedTarget has another size or is eager although max_num_seqs is given.
+    Raises ValueError if our decoder cannot run the model.
     """
     sizes = dict(num_blocks=pool.num_blocks, block_size=pool.block_size)
     if isinstance(model, PagedTarget):

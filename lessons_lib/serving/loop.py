@@ -90,7 +90,7 @@ def serve(requests: list[Sequence], scheduler: Scheduler, backend: Backend) -> L
     """Serve the requests as they arrive, until all have ended -> the event log.
 
     A request that can never run is rejected with an `error`, and the others continue. A request that is running or has
-    run is left unchanged. RuntimeError if nothing runs and the policy will never admit a waiting request.
+    run is left unchanged.
     """
     scheduler.pool.attach(backend.memory)
     arrivals = deque(sorted(requests, key=lambda seq: seq.arrival))

@@ -34,7 +34,7 @@ class Fields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def drop_neutral(cls, fields: Any) -> Any:
-        """Drop null, and the neutral values of `not_offered`. ValueError for another value of those."""
+        """Drop null, and the neutral values of `not_offered`, whose other values are refused."""
         if not isinstance(fields, dict):
             return fields
         kept = {name: value for name, value in fields.items() if value is not None}
@@ -69,7 +69,7 @@ class GenerationRequest(Fields):
 
     @model_validator(mode="after")
     def check_stream(self) -> Self:
-        """ValueError for options of a stream without a stream."""
+        """Check that options of a stream come with a stream."""
         if "stream_options" in self.model_fields_set and not self.stream:
             raise ValueError("stream_options needs stream=true; set it, or leave stream_options out.")
         return self
@@ -138,7 +138,7 @@ class ChatRequest(GenerationRequest):
         return [message.for_template() for message in self.messages]
 
     def limit(self, room: int) -> int:
-        """Maximum number of new tokens: by default as many as there is room for. ValueError for two limits."""
+        """Maximum number of new tokens: by default as many as there is room for."""
         if self.max_tokens and self.max_completion_tokens:
             raise ValueError("max_tokens and max_completion_tokens mean the same; leave one of them out.")
         return self.max_completion_tokens or self.max_tokens or max(1, room)
@@ -159,7 +159,7 @@ class Form:
         return self._object("", [self._choice(said, finish_reason(seq))]) | {"usage": usage(seq)}
 
     def first(self) -> dict | None:
-        """What a stream begins with: the role, in a chat."""
+        """The first part of a stream: the role, in a chat."""
         return self._chunk({"role": "assistant", "content": ""}) if self.chat else None
 
     def piece(self, text: str) -> dict:

@@ -31,10 +31,7 @@ class PagedTarget(DecoderTarget):
         return PagedCache(self.memory, [])
 
     def run(self, inputs: Sequence[ModelInput]) -> list[ModelOutput]:
-        """Run one packed forward pass over all inputs -> the output of each.
-
-        CacheFullError if a cache has no room for its new tokens.
-        """
+        """Run one packed forward pass over all inputs -> the output of each."""
         outputs = super().run(inputs)
         for model_input in filter(decodes, inputs):  # other inputs counted their entries as they were appended
             model_input.cache.advance(1)
@@ -50,7 +47,7 @@ class PagedTarget(DecoderTarget):
         return ([self.decode_segment(rows)] if rows else []) + super().segments(inputs[len(rows) :])
 
     def decode_segment(self, caches: Sequence[PagedCache]) -> Segment:
-        """One segment for sequences that feed one token each. Raises CacheFullError before anything is written."""
+        """One segment for sequences that feed one token each. Checks for room before anything is written."""
         starts, used, to_clear = zip(*(cache.room(1) for cache in caches), strict=True)
         self.memory.clear([*chain.from_iterable(to_clear)])
         positions = torch.tensor(starts, device=self.device)
@@ -112,10 +109,7 @@ class CompiledPagedTarget(PagedTarget):
         self.step = CompiledStep(paged_step(decoder), name, decoder, SIZES, **COMPILED)
 
     def run(self, inputs: Sequence[ModelInput]) -> list[ModelOutput]:
-        """Run the inputs in compiled forward passes, and those that cannot be compiled in an eager one -> the outputs.
-
-        CacheFullError if a cache has no room.
-        """
+        """Run the inputs in compiled forward passes, and the others in an eager one -> the output of each."""
         fast = [i for i, model_input in enumerate(inputs) if is_rows(model_input)] if self._compiled() else []
         rest = [i for i in range(len(inputs)) if i not in fast]
         outputs = dict(zip(rest, super().run([inputs[i] for i in rest]), strict=True)) if rest else {}
@@ -177,7 +171,7 @@ class CompiledPagedTarget(PagedTarget):
 
 
 def check(name: str, numbers: Sequence[int], count: int) -> None:
-    """Raise IndexError unless all numbers are from 0 to count - 1."""
+    """Check that all numbers are from 0 to count - 1."""
     if min(numbers) < 0 or max(numbers) >= count:
         raise IndexError(f"{name}s {min(numbers)} to {max(numbers)} are not all within 0 to {count - 1}")
 

@@ -23,7 +23,7 @@ def padded_batches(network, requests: list[Sequence], max_num_seqs: int) -> list
     """Static batching with transformers' generate: batches of `max_num_seqs` requests, in their given order.
 
     Prompts are left-padded to a rectangle. Each batch runs to its longest output; the surplus tokens of shorter ones
-    are dropped. network: a causal LM of transformers. requests: with ids. ValueError if one arrives after 0 s.
+    are dropped. network: a causal LM of transformers. requests: with ids, all arriving at 0.
     """
     served, start = _fresh(requests), time.perf_counter()
     for first in range(0, len(served), max_num_seqs):
@@ -72,7 +72,7 @@ def continuous_batches(network, requests: list[Sequence], pages: dict = PAGES) -
 
 
 def _fresh(requests: list[Sequence]) -> list[Sequence]:
-    """Copies to serve. ValueError for later arrivals, which these baselines do not wait for."""
+    """Copies to serve. All must arrive at 0, because these baselines wait for no arrivals."""
     if any(request.arrival for request in requests):
         raise ValueError("These baselines serve all requests at once; let every request arrive at 0 s.")
     return [request.fresh() for request in requests]

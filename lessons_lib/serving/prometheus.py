@@ -18,7 +18,7 @@ SECONDS = [digit * 10.0**power for power in range(-3, 2) for digit in (1, 2.5, 5
 
 
 class Metrics:
-    """What /metrics shows. The gauges are read when somebody asks; the rest counts since the start."""
+    """The metrics at /metrics. Gauges are read when it is requested; the rest counts since the server's start."""
 
     media_type = CONTENT_TYPE_PLAIN_0_0_4
 

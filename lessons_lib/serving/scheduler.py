@@ -3,7 +3,7 @@
 It keeps three lists: waiting, running and, under static batching, held. A waiting sequence is admitted when a slot and
 enough blocks are free. If a running sequence needs a block and none is free, the one admitted last is preempted: its
 blocks are freed, it waits again, and its tokens are recomputed later, except for a prefix that the pool still holds.
-The engine and the simulator share this module; it needs no torch.
+The engine and the simulator share this module; it imports no torch.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class Scheduler:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Reserve the scheduler for one run. RuntimeError if another run uses it, in this or another thread."""
+        """Reserve the scheduler for one run, against other runs in this or another thread."""
         with self._starting:
             if self.serving:
                 raise RuntimeError("this scheduler serves another run; wait for its end or make another scheduler")
@@ -391,7 +391,7 @@ class Scheduler:
 
 
 def check_settings(scheduler: Scheduler) -> None:
-    """Raise ValueError for settings that cannot work."""
+    """Check the settings of a scheduler."""
     if scheduler.max_num_seqs < 1:
         raise ValueError(f"max_num_seqs must be at least 1, not {scheduler.max_num_seqs}.")
     if scheduler.reserve not in ("none", "max", "oracle"):

@@ -162,7 +162,7 @@ class Worker(Thread):
         self._end_answers()
 
     def _take(self) -> bool:
-        """Queue what came into the inbox; wait for it if no request is left. Returns False after `stop`."""
+        """Queue the requests in the inbox; wait for one if none is left. Returns False after `stop`."""
         while not self.answers or not self.inbox.empty():
             answer = self.inbox.get()
             if answer is None:

@@ -75,8 +75,7 @@ def simulate(
 ) -> Log:
     """Serve copies of the requests in virtual time (seconds) -> the event log, which holds the copies.
 
-    scheduler: a new one for each simulation. accepted, padded: see Simulator. RuntimeError while another run uses the
-    scheduler.
+    scheduler: a new one for each simulation. accepted, padded: see Simulator.
     """
     with scheduler.exclusive():
         return serve([request.fresh() for request in requests], scheduler, Simulator(cost, accepted, padded))

@@ -6,7 +6,7 @@ prompts    prompts for the target, and the questions that evaluate drafts and he
 collect    batched generation of the target's answers, with its hidden states
 loop       shared by all training runs: steps, learning rate, batches, checkpoints
 distill    trains a draft model on the target's distribution
-medusa     trains Medusa heads, alone or together with the model
+medusa     trains Medusa heads on a frozen model
 evaluate   tokens per forward pass of drafts and heads, by replay
 
 text_to_sql   the task that LayerSkip fine-tunes on

@@ -7,7 +7,6 @@ distill                  trains a draft model, or continues a run
 evaluate                 evaluates a run's draft, or the stored one, on held-out texts
 export                   stores a run's draft with the package
 heads                    trains Medusa heads, or continues a run
-heads-joint              trains heads and model together
 heads-evaluate           evaluates a run's heads; the tree is chosen on validation texts
 heads-export             stores a run's heads with the package
 layerskip                fine-tunes the model on text-to-SQL with layer dropout and early-exit loss
@@ -22,7 +21,7 @@ A folder of weights also has a README.md, which is written by hand from card.jso
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -45,16 +44,14 @@ from lessons_lib.training.collect import Text
 from lessons_lib.training.exit_adapter import ExitRecipe
 from lessons_lib.training.layerskip import LayerSkipRecipe
 from lessons_lib.training.loop import TrainingRun, folder_of, written
-from lessons_lib.training.medusa import HeadsRecipe, JointRecipe, judge, split
+from lessons_lib.training.medusa import HeadsRecipe, judge, split
 from lessons_lib.training.text_to_sql import SIZES, encode, text_to_sql
 
 TARGET, DRAFT, HEADS = "smollm2-135m", "smol-draft", "smol-medusa"
 USED = "W8A16"  # dtype in which a draft is used
-JOINT = "smol-medusa-joint"
 EXIT, BASE = "smol-layerskip-exit", "base"
 HARD = 500  # hard examples to evaluate with
 NODES = 16  # nodes of the tree for evaluation; lesson 09 chooses by the machine's width curve
-LOOKED_AT = 24  # validation texts of a joint run, of all kinds
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -88,7 +85,6 @@ def parser() -> argparse.ArgumentParser:
     part.add_argument("--run", help="a training run (default: the stored draft)")
 
     add_training(parts, "heads", run_heads, HeadsRecipe)
-    add_training(parts, "heads-joint", run_joint, JointRecipe)
     part = add_part(parts, "heads-evaluate", run_heads_evaluate)
     part.add_argument("--run", default="default")
 
@@ -222,21 +218,6 @@ def run_heads(options: argparse.Namespace) -> None:
     report(medusa.train_heads(lm_head(options.device), texts, recipe, folder, options.minutes), folder)
 
 
-def run_joint(options: argparse.Namespace) -> None:
-    """Train heads and model together. The model is in float32, because its adapters change in small steps."""
-    recipe, folder = recipe_of(options, JointRecipe), folder_of(JOINT, options.run)
-    decoder = load(TARGET, device=options.device, dtype="fp32").target().decoder
-    heads = medusa.trained(decoder.head.weight, folder_of(HEADS, recipe.start)).heads
-    texts, held = split(collect.training_texts())
-    held = spread(held, min(LOOKED_AT, len(held)))
-    report(medusa.train_joint(decoder, heads, texts, recipe, folder, options.minutes, held), folder)
-
-
-def spread(items: Sequence, count: int) -> list:
-    """So many of the items, evenly spaced: texts and prompts are in the order of their kinds or topics."""
-    return [items[number * len(items) // count] for number in range(count)]
-
-
 def run_heads_evaluate(options: argparse.Namespace) -> None:
     """Print the evaluation of a run's heads."""
     print(json.dumps(worth(medusa.trained(lm_head(), folder_of(HEADS, options.run)).heads), indent=1))
@@ -344,7 +325,7 @@ def exit_texts(recipe: ExitRecipe, folder: Path, of: LanguageModel) -> tuple[lis
     turns = prompts.own()
     if not 1 <= recipe.prompts <= len(turns):
         raise ValueError(f"prompts={recipe.prompts} is no number of our prompts; choose from 1 to {len(turns)}")
-    turns = spread(turns, recipe.prompts)
+    turns = [turns[n * len(turns) // recipe.prompts] for n in range(recipe.prompts)]  # they are in order of topic
     answers = exit_adapter.stored_texts(
         folder, recipe, lambda: exit_adapter.own_texts(of, turns, recipe.copies, recipe.seed)
     )

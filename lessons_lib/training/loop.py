@@ -123,13 +123,10 @@ def pace(step: int, recipe) -> float:
 
 
 def update(run: TrainingRun, row: dict[str, float]) -> None:
-    """One optimizer step from accumulated gradients, clipped to norm 1; `row` is added to the curve.
-
-    A parameter group with a `faster` entry multiplies the learning rate by it.
-    """
+    """One optimizer step from accumulated gradients, clipped to norm 1; `row` is added to the curve."""
     for optimizer in run.optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = run.recipe.rate * pace(run.step, run.recipe) * group.get("faster", 1.0)
+            group["lr"] = run.recipe.rate * pace(run.step, run.recipe)
     torch.nn.utils.clip_grad_norm_(run.weights().values(), 1.0)
     for optimizer in run.optimizers:
         optimizer.step()

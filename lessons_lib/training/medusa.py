@@ -1,49 +1,33 @@
-"""Training Medusa heads (lesson 09), alone on a frozen model or together with it. Cai et al. 2024 (arXiv 2401.10774).
+"""Training Medusa heads (lesson 09) on a frozen model, as Medusa-1 of Cai et al. 2024 (arXiv 2401.10774).
 
-Alone (Medusa-1): the heads read the same hidden states as the model's own head, and these were stored with the texts
+The heads read the same hidden states as the model's own head, and these were stored with the texts
 (`training.collect`). The model never runs, and a step is a few matmuls.
-
-Together (Medusa-2): heads predict better if the model learns to make its states easier to read. But that changes the
-model's own distribution, so it is held to the old one on the old model's texts (self-distillation). The old model need
-not run beside the new one: its states were stored.
 """
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lessons_lib.models.decoder import Decoder
-from lessons_lib.models.lora import adapted, adapters
 from lessons_lib.models.medusa import MedusaHeads
 from lessons_lib.training.collect import Text, frequent, number_of
-from lessons_lib.training.distill import DistillationLoss
-from lessons_lib.training.loop import (
-    TrainingRun,
-    optimizers,
-    read_checkpoint,
-    read_texts,
-    restored,
-    resume,
-    train,
-    update,
-)
+from lessons_lib.training.loop import TrainingRun, optimizers, read_checkpoint, restored, resume, train, update
 from lessons_lib.training.prompts import source
 
 LOOK_EVERY = 200  # steps between two validations
-JOINT_LOOK_EVERY = 20
 HELD_BACK = 10  # one passage or topic in this many is for validation
 ROWS = 256  # positions computed at a time: the logits of all heads at 2,000 positions would take gigabytes
+RANKS = 10  # most likely tokens of a head among which a tree is chosen
 MISSING = -100  # label after the end of a text
 
 
 @dataclass(frozen=True)
 class HeadsRecipe:
-    """Hyperparameters of Medusa-1. heads, blocks, root_rank: as in MedusaHeads.
+    """Hyperparameters. heads, blocks, root_rank: as in MedusaHeads.
 
     decay: lambda; the loss of head k is weighted by lambda^k. tokens: per step, prompts included. rate, warmup, muon:
     as in `distill.Recipe`. kept: vocabulary of the heads, the most frequent tokens of the texts (0: all).
@@ -168,17 +152,15 @@ def examples(text: Text, count: int) -> tuple[Tensor, Tensor, Tensor]:
     return text.hidden[start:], ids[rows + 1], ids[rows[:, None] + 2 + torch.arange(count)]
 
 
-def backward(
-    heads: MedusaHeads, states: Tensor, chosen: Tensor, labels: Tensor, decay: float, weight: float = 1.0
-) -> Tensor:
-    """Add the gradients of weight * sum of decay^k L_k; returns each head's mean cross-entropy L_k (K,) in nats.
+def backward(heads: MedusaHeads, states: Tensor, chosen: Tensor, labels: Tensor, decay: float) -> Tensor:
+    """Add the gradients of the sum of decay^k L_k; returns each head's mean cross-entropy L_k (K,) in nats.
 
     states (T, D), chosen (T,), labels (T, K): from `examples`.
     """
     labels = scored(heads, labels)
     counts = (labels != MISSING).sum(0).clamp_min(1).to(heads.lm_head.device)
     # weight of each label in the loss
-    share = weight * decay ** torch.arange(1, heads.count + 1, device=counts.device) / counts
+    share = decay ** torch.arange(1, heads.count + 1, device=counts.device) / counts
     sums = torch.zeros(heads.count, device=counts.device)
     for rows, known, wanted in zip(*(each.split(ROWS) for each in (states, chosen, labels)), strict=True):
         losses = surprise(scores_of(heads, rows, known), wanted).sum(0)
@@ -216,134 +198,20 @@ def surprise(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def judge(heads: MedusaHeads, texts: Sequence[Text], top_k: int = 10) -> dict[str, list]:
-    """Each head's mean cross-entropy (loss, K, in nats) and accuracies (K by top_k) along texts.
+def judge(heads: MedusaHeads, texts: Sequence[Text]) -> dict[str, list]:
+    """Each head's mean cross-entropy (loss, K, in nats) and accuracies (K by RANKS) along texts.
 
     accuracies: how often the i-th most likely token is right, of the positions that have a token to predict. The loss
     covers only tokens in the heads' vocabulary.
     """
-    top_k = min(top_k, heads.scored)
-    loss, right, counts, known = torch.zeros(heads.count), torch.zeros(heads.count, top_k), *torch.zeros(2, heads.count)
+    ranks = min(RANKS, heads.scored)
+    loss, right, counts, known = torch.zeros(heads.count), torch.zeros(heads.count, ranks), *torch.zeros(2, heads.count)
     for states, chosen, labels in (examples(text, heads.count) for text in texts):
         scores, wanted = scores_of(heads, states, chosen), scored(heads, labels)
-        best = scores.topk(top_k).indices.cpu()
+        best = scores.topk(ranks).indices.cpu()
         loss += surprise(scores, wanted).sum(0).cpu()
         right += (best == wanted[..., None]).sum(0)
         counts += (labels != MISSING).sum(0)
         known += (wanted != MISSING).sum(0)
     shares = right / counts.clamp_min(1)[:, None]
     return {"loss": (loss / known.clamp_min(1)).tolist(), "accuracies": shares.tolist()}
-
-
-# --- Heads and model together
-
-
-@dataclass(frozen=True)
-class JointRecipe:
-    """Hyperparameters of Medusa-2. start: the run of heads to start from.
-
-    rank, alpha: of the adapters. balance: lambda_0, the weight of the heads' losses. decay: lambda, as in HeadsRecipe.
-    rate: learning rate of the adapters; that of the heads is `faster` times as high. tokens: per step.
-    """
-
-    start: str = "default"
-    rank: int = 8
-    alpha: float = 16.0
-    balance: float = 0.2
-    decay: float = 0.8
-    steps: int = 200
-    tokens: int = 1_024
-    rate: float = 5e-4
-    faster: float = 4.0
-    warmup: int = 20
-    seed: int = 0
-
-
-@dataclass(kw_only=True)
-class JointRun(TrainingRun):
-    """Training run of adapters and heads with one optimizer; its curve has both parts of the loss.
-
-    The first row and every JOINT_LOOK_EVERY-th after it also hold both losses on validation texts before the step, and
-    each head's accuracy there (top1). The last row holds their final values.
-    """
-
-    model: Decoder  # the frozen decoder with adapters
-    heads: MedusaHeads
-
-    def weights(self) -> dict[str, Tensor]:
-        heads = {f"heads.{name}": weight for name, weight in self.heads.named_parameters()}
-        return {f"adapters.{name}": weight for name, weight in adapters(self.model).items()} | heads
-
-
-def train_joint(
-    decoder: Decoder,
-    heads: MedusaHeads,
-    texts: Sequence[Text],
-    recipe: JointRecipe,
-    folder: Path,
-    minutes: float | None = None,
-    held: Sequence[Text] = (),
-) -> JointRun:
-    """Train adapters of a frozen decoder (float32 or float64) and its heads, which should be trained alone first.
-
-    The heads change in place. held: validation texts. Resumable like `train_heads`.
-    """
-    run = resume(recipe, folder, lambda _: fresh_joint(decoder, heads, recipe))
-
-    def one_step(which: list[int]) -> None:
-        seen = joint_look(run, decoder, held) if run.step % JOINT_LOOK_EVERY == 0 else {}
-        joint_step(run, decoder, [texts[i] for i in which])
-        run.curve[-1] |= joint_look(run, decoder, held) if run.step == recipe.steps else seen
-
-    train(run, [len(text.ids) for text in texts], one_step, folder, minutes, "Training jointly")
-    return run
-
-
-def joint_step(run: JointRun, decoder: Decoder, texts: Sequence[Text]) -> None:
-    """One update from a batch of texts: L = KL(old, new) + balance * sum of decay^k L_k, both parts recorded."""
-    recipe = run.recipe
-    run.optimizers[0].zero_grad()
-    # stored states of the old model, and the new model's at the same positions
-    theirs, chosen, labels = batch(texts, run.heads.count)
-    counts = torch.cat([torch.arange(len(text.ids) - 1) >= text.prompt_length - 1 for text in texts])
-    ours = final_states(run.model, texts)[counts.to(decoder.norm.device)]  # positions as in `batch`
-    # gradients of both losses at the head's input
-    cut = ours.detach().requires_grad_()  # collects both losses' gradients for one backward pass
-    divergence, _ = DistillationLoss.apply(cut, theirs.to(cut), decoder.head.weight, 0.0)
-    divergence.backward()
-    losses = backward(run.heads, cut, chosen, labels, recipe.decay, recipe.balance)
-    heads_loss = total(losses.tolist(), recipe.decay)
-    # one backward pass through the decoder
-    ours.backward(cut.grad)
-    parts = {"loss": divergence.item() + recipe.balance * heads_loss, "kl": divergence.item(), "heads": heads_loss}
-    update(run, {name: round(value, 5) for name, value in parts.items()})
-
-
-@torch.no_grad()
-def joint_look(run: JointRun, decoder: Decoder, held: Sequence[Text]) -> dict:
-    """Both parts of the validation loss (nats) and the heads' accuracies; {} without texts."""
-    if not held:
-        return {}
-    now = [replace(text, hidden=final_states(run.model, [text])) for text in held]
-    theirs, ours = (torch.cat([text.hidden[text.prompt_length - 1 :] for text in of]) for of in (held, now))
-    divergence, _ = DistillationLoss.apply(ours, theirs.to(ours), decoder.head.weight, 0.0)
-    found = judge(run.heads, now, top_k=1)
-    heads_loss = total(found["loss"], run.recipe.decay)
-    top1 = [round(row[0], 4) for row in found["accuracies"]]
-    return {"held_kl": round(divergence.item(), 5), "held_heads": round(heads_loss, 5), "top1": top1}
-
-
-def final_states(model: Decoder, texts: Sequence[Text]) -> Tensor:
-    """Inputs (T, D) of a model's head along all texts, packed."""
-    return model.final(read_texts(model, [text.ids[:-1] for text in texts]))
-
-
-def fresh_joint(decoder: Decoder, heads: MedusaHeads, recipe: JointRecipe) -> JointRun:
-    """A new run."""
-    model = adapted(decoder, recipe.rank, recipe.alpha, recipe.seed)
-    groups = [
-        {"params": list(adapters(model).values())},
-        {"params": list(heads.requires_grad_(True).parameters()), "faster": recipe.faster},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=recipe.rate, weight_decay=0.0)
-    return JointRun(recipe=recipe, model=model, heads=heads, optimizers=[optimizer])

@@ -3,10 +3,10 @@
 import pytest
 import torch
 from huggingface_hub import HfApi
+from support.families import tiny_of
 
 from lessons_lib.course.lessons import find
 from lessons_lib.course.runner import execute
-from lessons_lib.models import tiny
 from lessons_lib.models.hub import HUB
 
 CLASSIC = {"pythia-1.4b-deduped": "pythia-160m", "opt-1.3b": "opt-125m"}
@@ -52,7 +52,8 @@ def folders(smollm2, tmp_path):
     template, smollm2.tokenizer.chat_template = smollm2.tokenizer.chat_template, None
     try:
         for seed, name in enumerate(("model", "draft")):
-            network = tiny(2 - seed, torch.float32, seed, "gpt_neox", vocab_size=smollm2.shape.vocab_size, context=1024)
+            sizes = dict(vocab_size=smollm2.shape.vocab_size, context=1024)
+            network = tiny_of("gpt_neox", 2 - seed, torch.float32, seed, **sizes)
             network.save_pretrained(tmp_path / name)
             smollm2.tokenizer.save_pretrained(tmp_path / name)
     finally:

@@ -5,10 +5,10 @@ from functools import partial
 import pytest
 import torch
 from support.drafts import perturbed
+from support.families import tiny_of
 
 from lessons_lib import DraftModel, generate
-from lessons_lib.decoding.proposers.draft_length import Confidence, Constant, Heuristic
-from lessons_lib.models import tiny
+from lessons_lib.decoding.proposers.draft_length import Confidence, Constant
 
 START, N = [5, 80, 3, 3], 24
 
@@ -36,13 +36,12 @@ def theirs(network, draft, prompt, schedule: str, gamma: int, threshold: float):
 @pytest.mark.parametrize("schedule, length, gamma, threshold", [
     ("constant", Constant, 1, 0.0),
     ("constant", Constant, 4, 0.0),
-    ("heuristic_transient", Heuristic, 3, 0.0),
     ("constant", partial(Confidence, threshold=0.5), 6, 0.5),
 ])  # fmt: skip
 def test_tokens_and_passes_equal_transformers(family, noise, schedule, length, gamma, threshold):
     """transformers verifies its first draft together with the prompt. Beginning one token earlier, our prefill
     yields the prompt's last token, and from there on both take the same steps."""
-    network = tiny(family=family)
+    network = tiny_of(family)
     draft = perturbed(network, noise)
     first = generate(network, START, max_new_tokens=1).ids
     text, fed, calls = theirs(network, draft, START + first, schedule, gamma, threshold)

@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 from lessons_lib.decoding.draft_tree import ROOT, DraftTree, ModelOutput, SideTokens
 from lessons_lib.decoding.proposers import Proposer
+from lessons_lib.decoding.proposers.draft_length import Adaptive
 from lessons_lib.decoding.proposers.early_exit import EarlyExit
+from lessons_lib.decoding.proposers.lookahead import Lookahead
 
 
 def tree_of(tokens: Sequence[int], parents: Sequence[int], mode: str = "greedy", q=None, **budget) -> DraftTree:
@@ -111,3 +113,18 @@ class FreshExits(EarlyExit):
     def reset(self, target, prompt):
         self.lengths = {layer: self.make() for layer in self.lengths}
         super().reset(target, prompt)
+
+
+class Forgetful(Adaptive):
+    """Earlier steps soon count for nothing, so that it changes its mind within a short text."""
+
+    DECAY = 0.5
+
+
+class TextLookahead(Lookahead):
+    """Its pool also has the n-grams of the text, so that there are drafts from the first steps on."""
+
+    def propose(self, ids, tree):
+        for end in range(self.N, len(ids) + 1):
+            self.pool.add(ids[end - self.N : end])
+        super().propose(ids, tree)

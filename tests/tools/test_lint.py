@@ -136,6 +136,14 @@ def test_a_tool_is_quoted_when_it_fails(call, said):
     assert said in heard and bool(said) == bool(heard)
 
 
+def test_code_that_is_exported_and_used_by_nobody_is_reported(tmp_path):
+    (tmp_path / "__init__.py").write_text('from pack.code import forgotten, taken\n__all__ = ["forgotten", "taken"]')
+    (tmp_path / "code.py").write_text("def forgotten():\n    pass\n\n\ndef taken():\n    pass")
+    (tmp_path / "lesson.py").write_text("from pack import taken\n\ntaken()")
+    heard = lint.complaint([sys.executable, *lint.VULTURE, str(tmp_path)])
+    assert "unused function 'forgotten'" in heard and heard.count("unused") == 1
+
+
 def test_the_script_of_a_lesson_that_is_gone_is_removed(tmp_path, monkeypatch, write_lesson):
     lesson = write_lesson("00_a_lesson", "print(tokens)")
     monkeypatch.setattr(lint, "find", lambda: [lesson])

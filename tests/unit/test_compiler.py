@@ -4,7 +4,9 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -301,6 +303,35 @@ def test_results_of_a_replay_outlive_the_next_one_and_the_cache_is_written_in_pl
     second = graph(torch.tensor([5]), keys, values)
     assert [int(tensor) for tensor in (*first, *second)] == [2, 2, 10, 6]
     assert torch.equal(values[0], keys[0])
+
+
+def test_a_step_is_captured_on_the_gpu_that_holds_its_tensors(monkeypatch):
+    """Not on the current GPU, if that is another one."""
+    current, captured_on = ["another GPU"], []
+
+    @contextmanager
+    def device_of(tensor):
+        current.append(tensor.device)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    with graphs_on_cpu():
+        CudaGraph(lambda token: captured_on.append(current[-1]) or (token,), (torch.tensor([7]),), None)
+    assert captured_on == [torch.device("cpu")] and current == ["another GPU"]
+
+
+def test_every_gpu_has_one_stream_for_its_captures():
+    """torch.cuda.graph's own stream belongs to the GPU that captured first, and records nothing of another."""
+    fakes = dict.fromkeys(("current_stream", "stream", "CUDAGraph", "graph"), mock.DEFAULT)
+    with mock.patch.multiple(torch.cuda, Stream=lambda *device: mock.MagicMock(of=device), **fakes) as torch_cuda:
+        compiler.capture_stream.cache_clear()
+        for device in ("cpu", "meta", "cpu"):
+            compiler.capture(lambda x: (x,), (torch.zeros(1, device=device),))
+        used = [call.kwargs["stream"] for call in torch_cuda["graph"].call_args_list]
+        compiler.capture_stream.cache_clear()
+    assert [stream.of for stream in used] == [(torch.device(of),) for of in ("cpu", "meta", "cpu")]
+    assert used[0] is used[2] is not used[1]
 
 
 def test_a_graph_refuses_inputs_it_was_not_captured_for_and_another_cache():

@@ -2,7 +2,7 @@
 
 prompt_lookup           copies the tokens that followed an earlier occurrence of the last n-gram
 draft_model             a small model drafts a chain or a tree
-draft_length            how many tokens to draft per step: constant, by rules of thumb, by predicted speed
+draft_length            how many tokens to draft per step: constant, by confidence, by predicted speed
 jacobi                  refines its own draft tokens with the target's predictions from the last step
 lookahead               collects n-grams with a Jacobi window and drafts those that start with the root
 medusa                  heads on the target's last hidden state draft a tree

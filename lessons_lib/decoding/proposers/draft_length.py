@@ -1,4 +1,4 @@
-"""How many tokens to draft per step (lessons 06 and 13): gamma as a constant, by rules of thumb, or by predicted speed.
+"""How many tokens to draft per step (lessons 06 and 13): gamma as a constant, by confidence, or by predicted speed.
 
 A schedule may stop drafting only *after* a token, which is then still verified: dropping a token that was already
 sampled would bias the output. Rules and defaults are those of transformers, the oracle in
@@ -17,7 +17,10 @@ CARRIED = 8.0  # weight, in checked draft tokens, of the initial alpha or of the
 
 
 class DraftLength:
-    """A schedule: chooses gamma for every step and learns from the result. Each proposer needs its own."""
+    """A schedule: chooses gamma for every step and learns from the result. Each proposer needs its own.
+
+    In transformers: num_assistant_tokens_schedule.
+    """
 
     def reset(self) -> None:
         """Start a new text."""
@@ -59,7 +62,10 @@ class Constant(DraftLength):
 
 @dataclass
 class Confidence(Constant):
-    """Up to gamma tokens; stops after a token whose probability in the draft's distribution is below `threshold`."""
+    """Up to gamma tokens; stops after a token whose probability in the draft's distribution is below `threshold`.
+
+    threshold: assistant_confidence_threshold in transformers.
+    """
 
     gamma: int = 20
     threshold: float = 0.4
@@ -68,53 +74,32 @@ class Confidence(Constant):
         return confidence >= self.threshold
 
 
-@dataclass
-class Heuristic(Constant):
-    """Raises gamma by 2 after a step in which all gamma tokens were accepted, lowers it by 1 (not below 1) after a
-    rejection.
-
-    gamma does not change if fewer than gamma tokens were drafted and all of them accepted. It carries over to the next
-    text.
-    """
-
-    def observe(self, depth: int, checked: int, accepted: int) -> None:
-        if accepted < depth:
-            self.gamma = max(1, self.gamma - 1)
-        elif depth >= self.gamma:  # a shorter draft, cut by the budget or for lack of a match, is no evidence
-            self.gamma += 2
-
-
 class Adaptive(DraftLength):
     """Chooses the gamma (0 included) with the highest predicted speed E[N] / (gamma c + v(gamma + 1)), for chains.
 
     c: cost of one draft forward pass; v: width curve; both in units of a one-token target pass (measure.cost). most:
-    upper limit of gamma. alpha: initial acceptance rate, with the weight of 8 checked draft tokens. Afterwards alpha =
-    accepted / checked, and every step multiplies earlier counts by `decay`. A new text starts with the estimate so
-    far, with a weight of at most 8 tokens, so that its own drafts soon count for more.
+    upper limit of gamma. alpha starts at PRIOR, with the weight of 8 checked draft tokens. Afterwards alpha = accepted
+    / checked, and every step multiplies earlier counts by DECAY. A new text starts with the estimate so far, with a
+    weight of at most 8 tokens, so that its own drafts soon count for more.
 
     Drafting stops only if gamma = 0 is best even for an alpha one standard error higher, because without drafts there
     is no new evidence. Even then it drafts one token every `probe_every` steps. probe_every=None always takes the best
     gamma: for prompt lookup, which gets evidence also from tokens that it did not propose.
     """
 
-    def __init__(
-        self,
-        c: float,
-        v: WidthCurve = None,
-        most: int = 16,
-        alpha: float = 0.7,
-        decay: float = 0.98,
-        probe_every: int | None = 16,
-    ):
-        if c < 0 or not 0 <= alpha <= 1 or not 0 < decay <= 1:
-            raise ValueError(f"c >= 0, 0 <= alpha <= 1 and 0 < decay <= 1 are needed, not {c}, {alpha} and {decay}")
+    PRIOR = 0.7  # published for small draft models: 0.5 to 0.9
+    DECAY = 0.98  # remembers about 50 steps: enough tokens for an average, few enough to follow the text
+
+    def __init__(self, c: float, v: WidthCurve = None, most: int = 16, probe_every: int | None = 16):
+        if c < 0:
+            raise ValueError(f"c must be at least 0, not {c}")
         at_least_one("most", most)
         if probe_every is not None:
             at_least_one("probe_every", probe_every)
-        self.decay, self.probe_every = decay, probe_every
+        self.probe_every = probe_every
         self._best = cache(lambda percent: best_gamma(percent / 100, c, v, most))  # called at every step
         self._speed = cache(lambda percent: walltime_factor(percent / 100, self._best(percent), c, v))
-        self._accepted, self._examined, self._idle = CARRIED * alpha, CARRIED, 0
+        self._accepted, self._examined, self._idle = CARRIED * self.PRIOR, CARRIED, 0
 
     @property
     def alpha(self) -> float:
@@ -151,5 +136,5 @@ class Adaptive(DraftLength):
         return 1
 
     def observe(self, depth: int, checked: int, accepted: int) -> None:
-        self._accepted = self.decay * self._accepted + accepted
-        self._examined = self.decay * self._examined + checked
+        self._accepted = self.DECAY * self._accepted + accepted
+        self._examined = self.DECAY * self._examined + checked

@@ -27,7 +27,8 @@ class DraftModel(Proposer):
     """Drafts with a small model.
 
     draft: a Target, a LanguageModel or a causal LM, with the same tokenizer as the target.
-    gamma: tokens drafted per step (for a tree, its depth), or a schedule from draft_length.
+    gamma: tokens drafted per step (transformers: num_assistant_tokens), for a tree its depth; or a schedule from
+    draft_length.
     children: number of children of each node, level by level, then 1: () is a chain, (3, 2) has six branches.
     mode: "greedy" takes the draft model's top tokens. "iid" and "without_replacement" sample from its distribution q
     after `sampling`. All modes are lossless under Greedy and Sampling; sampled drafts pay off under Sampling.

@@ -28,11 +28,12 @@ from lessons_lib.models.draft import TrimmedDecoder
 class EarlyExit(Proposer):
     """Drafts a chain with the first `exit_layer` layers of the target. Needs a target that offers "layer ranges".
 
-    exit_layer: E, from 1 to the target's number of layers; or {E: Adaptive(cost of E)}, several exits with a schedule
-    each. Then every step drafts from the exit with the highest predicted speed, as long as its schedule says, and only
-    that schedule learns. Each speed is for an alpha one standard error above the estimate, and the estimates of the
-    other exits age, so that each is tried again.
-    draft_tokens: tokens drafted per step, or a schedule from draft_length; not used with several exits.
+    exit_layer: E, from 1 to the target's number of layers (transformers: assistant_early_exit); or several exits with a
+    schedule each, {E: Adaptive(cost of E)}. Then every step drafts from the exit with the highest predicted speed, for
+    as many tokens as its schedule chooses, and only that schedule learns. Each speed is for an alpha one standard error
+    above the estimate, and the estimates of the other exits age, so that each is tried again.
+    draft_tokens: tokens drafted per step (transformers: num_assistant_tokens), or a schedule from draft_length; not
+    used with several exits.
     vocabulary: (K,), ids of the only tokens that are drafted, so that the head reads K rows instead of V (Zhao et al.
     2025, arXiv 2502.14856); None: all tokens.
     sampling: draft tokens are sampled from the exit's distribution q after `sampling`; None: its argmax. Both are

@@ -40,25 +40,24 @@ class Lookahead(Proposer):
     """Drafts n-grams collected by a Jacobi window.
 
     W: columns of the window. N >= 3: tokens of an n-gram. G: n-grams kept per first token and verified in one pass.
-    pool_from_text: also collect the n-grams of prompt and output. seed: for the window's first tokens, sampled from
-    the prompt.
+    seed: for the window's first tokens, sampled from the prompt.
 
     A step runs up to (W + G)(N - 1) tokens and commits up to N. The window always predicts greedily, which is right
     for sampling as well: its n-grams are only drafts. As in the authors' code, it drops one row per step, however many
     tokens were accepted.
     """
 
-    def __init__(self, W: int = 5, N: int = 4, G: int = 5, pool_from_text: bool = False, seed: int = 0):
+    def __init__(self, W: int = 5, N: int = 4, G: int = 5, seed: int = 0):
         check_integers(W=W, N=N, G=G)
         if W < 1 or N < 3 or G < 1:
             raise ValueError(f"W >= 1, N >= 3 and G >= 1 are needed, not {W}, {N}, {G}; N = 2 would be Jacobi")
-        self.W, self.N, self.G, self.pool_from_text, self.seed = W, N, G, pool_from_text, seed
+        self.W, self.N, self.G, self.seed = W, N, G, seed
         self.offsets, self.sees = window_layout(W, N)
 
     def reset(self, target, prompt: Sequence[int]) -> None:
         """Start a new text with an empty pool and a window of random prompt tokens."""
         self.rng, self.prompt, self.eos = random.Random(self.seed), list(prompt), frozenset(target.eos)
-        self.pool, self.predicted, self.read = Ngrams(self.G), 0, 0
+        self.pool, self.predicted = Ngrams(self.G), 0
         # rows[r][i] is the token of row r in column i; rows[0][0] is the root
         self.rows = [[self.rng.choice(self.prompt) for _ in range(self.W)] for _ in range(self.N - 1)]
 
@@ -66,8 +65,6 @@ class Lookahead(Proposer):
         """Add the window as side tokens, then the pool's n-grams that start with the root."""
         if tree.max_depth < 1:
             return  # only one token is left to generate: no draft, and no use for more n-grams
-        if self.pool_from_text:
-            self._read(ids)
         self.rows[0][0] = ids[-1]
         window = [token for row in self.rows for token in row][1:]
         tree.add_side(SideTokens(window, self.offsets, self.sees))
@@ -87,12 +84,6 @@ class Lookahead(Proposer):
         self.predicted += 1
         # Drop the first row; replace EOS tokens, since nothing follows them
         self.rows = [*self.rows[1:], [self.rng.choice(self.prompt) if t in self.eos else t for t in new]]
-
-    def _read(self, ids: Sequence[int]) -> None:
-        """Add the new n-grams of the committed text to the pool."""
-        for end in range(max(self.read + 1, self.N), len(ids) + 1):
-            self.pool.add(ids[end - self.N : end])
-        self.read = len(ids)
 
 
 def window_layout(W: int, N: int) -> tuple[list[int], list[list[bool]]]:

@@ -43,10 +43,11 @@ class NgramIndex:
 class PromptLookup(Proposer):
     """Drafts up to `num_tokens` tokens by copying those after an earlier occurrence of the text's last n tokens.
 
-    The longest n with a match is used, from max_ngram down to min_ngram. rule: which occurrence is copied, and what
+    In transformers, num_tokens is `prompt_lookup_num_tokens` and max_ngram `max_matching_ngram_size`, which is 2 there.
+    The longest n with a match is used, from max_ngram down to 1. rule: which occurrence is copied, and what
     happens if the text ends before the draft has num_tokens tokens:
     - "recent": the latest; the copied tokens are repeated up to num_tokens, as in a loop;
-    - "transformers": the first; the draft is shorter. (There: `prompt_lookup_num_tokens`, with max_ngram 2.)
+    - "transformers": the first; the draft is shorter;
     - "original": the first; no draft, as in Saxena's code. Only this rule does not stop before an EOS token.
 
     min_hit_rate: a draft from an n-gram match is proposed only if its first token was right in at least this share of
@@ -63,25 +64,21 @@ class PromptLookup(Proposer):
         num_tokens: int = 10,
         max_ngram: int = 3,
         rule: str = "recent",
-        min_ngram: int = 1,
         min_hit_rate: float | None = None,
         length: Callable[[], DraftLength] | None = None,
     ):
         if rule not in RULES:
             raise ValueError(f"rule={rule!r} is not known; choose one of: {', '.join(RULES)}")
-        check_integers(num_tokens=num_tokens, max_ngram=max_ngram, min_ngram=min_ngram)
-        if num_tokens < 1 or not 1 <= min_ngram <= max_ngram:
-            raise ValueError(
-                f"num_tokens >= 1 and 1 <= min_ngram <= max_ngram are needed, not {num_tokens}, {min_ngram} and "
-                f"{max_ngram}"
-            )
+        check_integers(num_tokens=num_tokens, max_ngram=max_ngram)
+        if num_tokens < 1 or max_ngram < 1:
+            raise ValueError(f"num_tokens >= 1 and max_ngram >= 1 are needed, not {num_tokens} and {max_ngram}")
         if length is not None and min_hit_rate is not None:
             raise ValueError("min_hit_rate and length both decide when a draft is gated; give one of them")
         if min_hit_rate is None:
             min_hit_rate = MIN_HIT_RATE if rule == "recent" else 0.0
         if not 0 <= min_hit_rate <= 1:
             raise ValueError(f"min_hit_rate is a share between 0 and 1, not {min_hit_rate}")
-        self.num_tokens, self.max_ngram, self.min_ngram = num_tokens, max_ngram, min_ngram
+        self.num_tokens, self.max_ngram = num_tokens, max_ngram
         self.rule, self.min_hit_rate = rule, min_hit_rate
         self.lengths = None if length is None else [_schedule(length) for _ in range(max_ngram + 1)]
         if any(isinstance(schedule, Confidence) for schedule in self.lengths or ()):
@@ -124,7 +121,7 @@ class PromptLookup(Proposer):
 
         ids: at least the last max_ngram tokens of the text.
         """
-        for n in range(min(self.max_ngram, len(ids)), self.min_ngram - 1, -1):
+        for n in range(min(self.max_ngram, len(ids)), 0, -1):
             if draft := self._copy(self.text.after.get(tuple(ids[-n:])), n):
                 if self.rule != "original":  # nothing follows an end token
                     draft = list(takewhile(lambda token: token not in self.eos, draft))
@@ -147,6 +144,6 @@ def _schedule(length: Callable[[], DraftLength]) -> DraftLength:
     made = length() if callable(length) else length
     if made is length or not isinstance(made, DraftLength):
         raise TypeError(
-            f"length must be a function that makes a schedule, such as lambda: Heuristic(5), not {type(made).__name__}"
+            f"length must be a function that makes a schedule, such as lambda: Constant(5), not {type(made).__name__}"
         )
     return made

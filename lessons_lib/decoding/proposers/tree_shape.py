@@ -87,21 +87,6 @@ def regular(*widths: int) -> TreeShape:
     return TreeShape.of(choice for depth in levels for choice in product(*map(range, widths[:depth])))
 
 
-# {choice: number of its children} in the tree that the authors found for 4 heads of Vicuna-7B, the default of their
-# code (Cai et al. 2024, github.com/FasterDecoding/Medusa, medusa_choices.py)
-PUBLISHED = {
-    (): 10,
-    (0,): 10, (1,): 7, (2,): 3, (3,): 2, (4,): 1, (5,): 1, (6,): 1, (7,): 1, (8,): 1, (9,): 1,
-    (0, 0): 10, (0, 1): 3, (0, 2): 2, (0, 3): 1, (0, 4): 1, (0, 5): 1, (0, 6): 1, (0, 7): 1, (1, 0): 2, (2, 0): 1,
-    (0, 0, 0): 2,
-}  # fmt: skip
-
-
-def published_tree() -> TreeShape:
-    """The tree published with Medusa for 4 heads: 63 nodes (64 with the root), with 10, 28, 23 and 2 on its levels."""
-    return TreeShape.of((*above, rank) for above, count in PUBLISHED.items() for rank in range(count))
-
-
 def ancestors(shape: TreeShape) -> Tensor:
     """Tree mask (1 + n, 1 + n) bool, root first: row j is True at j and at all its ancestors."""
     seen = torch.eye(1 + len(shape.choices), dtype=torch.bool)

@@ -40,7 +40,7 @@ class CompiledTarget(DecoderTarget):
     fitted: make each cache only as long as its text needs, up to context, so that attention reads no empty entries.
     Kernels are then short and compile faster (`compiler.short_kernels`). Do not use it for the target of a DraftModel,
     which creates its cache before the length of the text is known. No effect with CUDA graphs, whose shapes are fixed.
-    regional: compile one layer for all, in a quarter to half of the time. Needs torch 2.13. No effect if quantized
+    regional: compile one layer for all, which takes less time. Needs torch 2.13. No effect if quantized
     layers need their weights as constants.
     cuda_graph: capture steps and replay them; default: only on a GPU.
     problem: the reason why nothing is compiled, None if the step is compiled.

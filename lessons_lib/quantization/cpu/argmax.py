@@ -1,4 +1,4 @@
-"""A faster argmax for CPUs (lesson 06): a twentieth of torch's time, which is 0.2 ms for 49,152 logits in bf16."""
+"""A faster argmax for CPUs (lesson 06): by numpy, because torch's takes a noticeable part of a small model's step."""
 
 import torch
 from torch import Tensor

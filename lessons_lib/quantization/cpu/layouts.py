@@ -7,7 +7,8 @@ because with AVX2 torch.compile vectorises only loads of floats.
 import torch
 from torch import Tensor
 
-from lessons_lib.compiler import CHUNK, STREAMS, kept_in_memory
+from lessons_lib.compiler import kept_in_memory
+from lessons_lib.quantization.cpu import CHUNK, STREAMS
 from lessons_lib.quantization.integers import Integers
 from lessons_lib.quantization.linear import GROUP
 

@@ -18,7 +18,7 @@ SOURCES = ("vectors.h", "grouped_rows.cpp", "few_rows.cpp")
 
 @cache
 def problem() -> str | None:
-    """Why the kernels are not available here; None if they are. The first call compiles them (about 15 seconds)."""
+    """Why the kernels are not available here; None if they are. The first call compiles them, which takes a while."""
     if not (torch.cpu._is_avx512_supported() and torch.cpu._is_vnni_supported()):
         return "kernels in C++ need a CPU with AVX512-VNNI"
     if problem_found := compiler_problem(torch.device("cpu")):

@@ -1,15 +1,15 @@
 """Matmul and attention as sums over elementwise products (lesson 03), which torch.compile can fuse on a CPU.
 
 The library's matmul is made for many rows and reads memory slowly when it multiplies only one. Written as a sum, a
-matrix-vector product becomes one vectorised loop, which reads memory several times faster.
+matrix-vector product becomes one vectorised loop, which reads memory in order.
 """
 
 import torch
 from torch import Tensor, nn
 
 from lessons_lib.caches.cache import causal_mask
-from lessons_lib.compiler import STREAMS, kept_in_memory
-from lessons_lib.quantization.cpu import native
+from lessons_lib.compiler import kept_in_memory
+from lessons_lib.quantization.cpu import STREAMS, native
 from lessons_lib.quantization.linear import sharing_copy
 
 
@@ -53,9 +53,8 @@ def attend_natively(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Te
 def multiply_by_products(x: Tensor, weight: Tensor) -> Tensor:
     """x (T, D), few rows, times weight (N, D) transposed -> (T, N), as sums over products in float32 or better.
 
-    Compiled, each sum is one vectorised loop that reads its row of the weights once, in order. On CPUs that is several
-    times faster than the library's matmul, which is made for many rows of x. The sums for several rows of x become one
-    loop, which reads the weights once for all of them.
+    Compiled, each sum is one vectorised loop that reads its row of the weights once, in order. The sums for several
+    rows of x become one loop, which reads the weights once for all of them.
     With one row of x, a core mostly waits for memory, so its loop reads STREAMS distant rows of the weights at a time.
     """
     if len(x) == 1:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from support.examples import examples
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lessons_lib.attention import Partial, merge_outputs, naive, split_kv, tiled
+from lessons_lib.attention import naive, split_kv, tiled
+from lessons_lib.attention.flash import Partial, merge_outputs
 from lessons_lib.caches.cache import causal_mask
 
 EXACT = dict(rtol=0, atol=1e-12)
@@ -172,7 +173,7 @@ def test_outputs_are_not_merged_by_plain_averaging():
 @given(T=st.integers(1, 4), S=st.integers(1, 12), group=st.integers(1, 3), splits=st.integers(1, 15))
 def test_keys_divided_among_any_number_of_workers_give_the_same(T, S, group, splits):
     q, keys, values = random_heads(S, 2, group, T, S, 4)
-    out, logsumexp = split_kv(q, keys, values, splits, block_k=2)
+    out, logsumexp = split_kv(q, keys, values, splits)
     torch.testing.assert_close(out, naive(q, keys, values), **EXACT)
     torch.testing.assert_close(logsumexp, tiled(q, keys, values)[1], **EXACT)
 

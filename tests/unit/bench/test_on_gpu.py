@@ -119,10 +119,10 @@ def test_every_number_is_stored_at_once_and_a_task_that_fails_says_why(setup, ta
     monkeypatch.setattr(
         on_gpu, "write", lambda path, found: states.append(json.dumps(found["steps"])) or write(path, found)
     )
-    on_gpu.write(setup.results, {"steps": {}, "by hand": 3})
+    on_gpu.write(setup.results, {"steps": {}, "attention": 3})
     on_gpu.measure("steps", setup)
     assert states[1:] == ['{"one": {"a": 1.0}}', '{"one": {"a": 1.0, "b": 2.0}}']
-    assert stored(setup)["by hand"] == 3 and not setup.results.with_suffix(".part").exists()
+    assert stored(setup)["attention"] == 3 and not setup.results.with_suffix(".part").exists()
     assert "steps, two: RuntimeError: no kernel" in capsys.readouterr().err
 
 
@@ -187,6 +187,6 @@ def test_random_weights_have_the_models_sizes_and_dtype():
     config = on_gpu.Setup(tiny=True).sized(on_gpu.DEFAULT)
     decoder = on_gpu.random_decoder(on_gpu.Setup("cpu"), config, None)
     assert decoder.head.weight is decoder.embedding.weight and decoder.embedding.weight.dtype == torch.bfloat16
-    assert sum(weight.numel() for weight in decoder.parameters()) == config.params()
+    norms = (2 * config.num_layers + 1) * config.hidden_size
+    assert sum(weight.numel() for weight in decoder.parameters()) == config.weights + norms
     assert decoder.cos.dtype == torch.bfloat16 and decoder.norm.eq(1).all()
-    assert on_gpu.LARGE["Llama-2-7B"].params() == 6_738_415_616

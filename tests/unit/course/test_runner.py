@@ -6,13 +6,14 @@ import sys
 
 import nbformat
 import pytest
+from support.families import tiny_of
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from lessons_lib.course import runner
 from lessons_lib.course.lessons import Lesson, UsageError
 from lessons_lib.measure.results import MIME
-from lessons_lib.models import names, tiny
+from lessons_lib.models import names
 from lessons_lib.models.hub import LLAMA_LIKE
 from lessons_lib.paths import ROOT
 
@@ -113,7 +114,7 @@ def test_an_unknown_model_is_answered_with_the_valid_ones(write_lesson, tmp_path
 def opt_folder(tmp_path):
     """A checkpoint of a family that the readable decoder does not compute."""
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(97)}, unk_token="w0"))
-    tiny(family="opt").save_pretrained(tmp_path / "tiny-opt")
+    tiny_of("opt").save_pretrained(tmp_path / "tiny-opt")
     PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w1").save_pretrained(tmp_path / "tiny-opt")
     return str(tmp_path / "tiny-opt")
 

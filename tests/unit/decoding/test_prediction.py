@@ -26,13 +26,13 @@ from lessons_lib.decoding.prediction import (
     step_gains,
     way_to,
 )
-from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant, Heuristic
+from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant
 from lessons_lib.measure.cost import StepCost
 
 PROMPT = [1, 2, 3, 1, 2, 4, 1, 2]
 LOOKUPS = [
     dict(rule="transformers"), dict(rule="recent"), dict(rule="original", num_tokens=3), dict(num_tokens=1),
-    dict(max_ngram=1, num_tokens=30), dict(min_ngram=2), dict(min_hit_rate=0.6),
+    dict(max_ngram=1, num_tokens=30), dict(min_hit_rate=0.6),
 ]  # fmt: skip
 COUNTED = ("length_before", "num_input_tokens", "proposed", "depth", "accepted", "committed", "is_prefill")
 
@@ -110,7 +110,6 @@ def often_right(target, seed: int, share: float):
 
 SCHEDULES = [
     pytest.param(lambda: Constant(3), id="constant"),
-    pytest.param(lambda: Heuristic(2), id="heuristic"),
     pytest.param(lambda: Adaptive(0.2, {1: 1.0, 9: 2.0}, most=8), id="adaptive"),
     pytest.param(lambda: Adaptive(0.9, {1: 1.0, 9: 3.0}, most=8), id="adaptive that stops"),
 ]

@@ -100,6 +100,28 @@ def test_a_state_that_transformers_gives_only_after_the_final_norm_is_refused():
         target.run([make_input(PROMPT, DraftTree(), target.new_cache(5), (2,))])
 
 
+class Before(Proposer):
+    """Asks for the states before the first layer."""
+
+    after = (0,)
+
+    def propose(self, ids, tree):
+        pass
+
+
+@targets
+def test_states_before_the_first_layer_are_refused_whatever_the_target(target):
+    with pytest.raises(ValueError, match="no state is returned after layer 0; ask for layer 1 or later"):
+        generate(target(tiny()), PROMPT, Before(), max_new_tokens=2)
+
+
+def test_states_before_the_layer_at_which_tokens_enter_are_refused():
+    tree = DraftTree()
+    tree.first_layer = 1
+    with pytest.raises(ValueError, match="after layer 1; ask for layer 2"):
+        make_input(PROMPT, tree, None, (1,))
+
+
 class Inner(PromptLookup):
     """Helps an inner loop, and notes for every token the distribution that it was sampled from."""
 

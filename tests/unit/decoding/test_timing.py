@@ -88,12 +88,12 @@ def test_a_twin_has_the_layers_of_a_shape_and_hardly_any_weights():
     assert sum(p.numel() for p in decoder.parameters()) < shape.weights / 100
 
 
-def test_products_in_a_cache_are_those_of_the_first_layer_for_all(monkeypatch):
+def test_matmuls_in_a_cache_are_those_of_the_first_layer_for_all(monkeypatch):
     decoder, seen = decoder_target(tiny(layers=3)).decoder, []
     for name in ("qkv", "out", "gate_up", "down"):
         getattr(decoder.layers[0], name).register_forward_pre_hook(lambda of, args: seen.append((args[0].shape, of)))
     monkeypatch.setattr(timing, "timed", lambda call, *given, **how: call() and Samples((2.0,)))
-    assert timing.products_in_cache(decoder) == pytest.approx(3 * 4 * 2.0 / 20)
+    assert timing.matmuls_in_cache(decoder) == pytest.approx(3 * 4 * 2.0 / 20)
     first = decoder.layers[0]
     expected = [((1, m.in_features), m) for m in (first.qkv, first.out, first.gate_up, first.down)]
     assert [(tuple(shape), of) for shape, of in seen[::20]] == expected and len(seen) == 80

@@ -58,7 +58,6 @@ def test_what_the_mask_hides_is_no_sparsity():
     allowed = causal(64)
     weights = allowed / allowed.sum(-1, keepdim=True)
     assert mass_sparsity(weights, 1e-3, allowed).max() == 0
-    assert share_below(weights, 1e-3, allowed).max() == 0
     assert mass_sparsity(weights, 1e-3).mean() > 0.45  # what it looks like without the mask
     assert top_mass(weights, 0.5, allowed)[9].item() == pytest.approx(0.5)
 
@@ -68,14 +67,12 @@ def test_what_stands_outside_the_mask_changes_nothing():
     padded = torch.cat([FIVE, torch.tensor([0.7, 0.0, 0.01])])
     allowed = torch.arange(8) < 5
     measures = [
-        lambda w, a: share_below(w, 0.07, a),
         lambda w, a: mass_sparsity(w, 0.1, a),
         lambda w, a: top_mass(w, 0.4, a),
         lambda w, a: without_first(w, 2, a)[0][:3],
     ]
     for measure in measures:
         assert torch.equal(measure(padded, allowed), measure(FIVE, None))
-    assert share_below(padded, 0.07, allowed) == 0.4
     assert mass_sparsity(padded, 0.1, allowed).item() == pytest.approx(0.4)
 
 

@@ -66,7 +66,6 @@ def test_a_drafts_shape_and_bytes_are_what_its_one_token_pass_reads(network, dra
     linears = [module for module in model.target().decoder.modules() if isinstance(module, torch.nn.Linear)]
     assert model.shape.head_weights == len(KEPT) * 32 and len(linears) == 4 * model.shape.num_layers + 1
     assert bytes_decode(model.shape, weight_bytes=dtype.itemsize) == sum(of.weight.nbytes for of in linears)
-    assert model.shape.params() == sum(weight.numel() for weight in model.network.parameters())
     whole = LanguageModel(network, None, "tiny", "cpu", dtype)
     assert whole.shape.head_weights == 97 * 32
     assert draft_format(model) == ("W8A16" if dtype == torch.bfloat16 else None)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.families import tiny_of
 
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, TransformersTarget, as_target
 from lessons_lib.models import LanguageModel, ModelUnavailable, cut, gguf, hub, load, tiny
@@ -368,7 +369,7 @@ def test_int8_is_calibrated_where_windows_are_given_and_not_otherwise(model, mon
 
 
 def test_a_family_that_the_readable_decoder_lacks_decodes_by_transformers():
-    opt = LanguageModel(tiny(family="opt"), None, "opt", "cpu", torch.float64)
+    opt = LanguageModel(tiny_of("opt"), None, "opt", "cpu", torch.float64)
     assert type(opt.target()) is TransformersTarget and opt.target().network is opt.network
     for choice in ({"kind": "decoder"}, {"compiled": True}, {"weights": "W4A16"}):
         with pytest.raises(ValueError, match="no model type 'opt'"):
@@ -378,7 +379,7 @@ def test_a_family_that_the_readable_decoder_lacks_decodes_by_transformers():
 def test_generate_decodes_a_model_by_the_target_that_the_model_chooses(model):
     assert type(as_target(model)) is type(model.target()) is DecoderTarget
     assert type(as_target(model.network)) is TransformersTarget
-    opt = LanguageModel(tiny(family="opt"), None, "opt", "cpu", torch.float64)
+    opt = LanguageModel(tiny_of("opt"), None, "opt", "cpu", torch.float64)
     assert type(as_target(opt)) is type(opt.target()) is TransformersTarget
 
 
@@ -409,7 +410,7 @@ def test_weights_in_a_format_that_the_device_lacks_are_refused_with_one_that_it_
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma", "gpt_neox", "opt"])
 @torch.no_grad()
 def test_a_cut_has_the_first_layers_and_shares_their_weights(family):
-    whole = LanguageModel(tiny(layers=4, family=family), None, "small", "cpu", torch.float64)
+    whole = LanguageModel(tiny_of(family, 4), None, "small", "cpu", torch.float64)
     part = cut(whole, layers=2)
     assert (part.name, part.shape.num_layers, whole.shape.num_layers) == ("small[:2]", 2, 4)
     theirs = {p.data_ptr() for p in whole.network.parameters()}

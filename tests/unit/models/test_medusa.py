@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from support.families import tiny_of
 from support.heads import heads_of, random_heads
 
 from lessons_lib import Medusa
@@ -33,7 +34,7 @@ def states_of(target):
 )
 @torch.no_grad()
 def test_untrained_heads_score_as_the_models_own(family, form):
-    network = tiny(family=family)
+    network = tiny_of(family)
     final, logits = states_of(TransformersTarget(network))
     found = MedusaHeads(network.get_output_embeddings().weight, 3, **form)(final, chosen=IDS)
     assert found.shape == (len(IDS), 3, 97)

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from support.families import FAMILIES, tiny_of
 
 from lessons_lib.models import tiny
-from lessons_lib.models.tiny_models import FAMILIES
 
 IDS = torch.randint(97, (4, 30), generator=torch.Generator().manual_seed(0))
 
@@ -12,7 +12,7 @@ IDS = torch.randint(97, (4, 30), generator=torch.Generator().manual_seed(0))
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_logits_are_sharp_enough_to_choose_by(family):
-    logits = tiny(family=family)(IDS).logits
+    logits = tiny_of(family)(IDS).logits
     best, second = logits.topk(2).values.unbind(-1)
     assert logits.dtype == torch.float64 and logits.shape == (4, 30, 97)
     assert (best - second).min() > 1e-6  # no ties: rounding in float64 changes no choice
@@ -23,15 +23,20 @@ def test_logits_are_sharp_enough_to_choose_by(family):
 def test_the_seed_decides_and_the_global_random_state_stays(family):
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    first, again, other = (tiny(family=family, seed=seed).state_dict() for seed in (0, 0, 1))
+    first, again, other = (tiny_of(family, seed=seed).state_dict() for seed in (0, 0, 1))
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not any(torch.equal(first[name], other[name]) for name in first if first[name].numel() > 1)
 
 
+def test_the_librarys_own_is_the_llama_of_these():
+    own, same = tiny(layers=3, seed=1).state_dict(), tiny_of("llama", 3, seed=1).state_dict()
+    assert own.keys() == same.keys() and all(torch.equal(own[name], same[name]) for name in own)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_cached_and_uncached_generation_agree_and_do_not_end_early(family):
-    network = tiny(family=family)
+    network = tiny_of(family)
     runs = [network.generate(IDS[:1, :9], max_new_tokens=25, do_sample=False, use_cache=use) for use in (True, False)]
     assert torch.equal(*runs) and runs[0].shape == (1, 34)
 
@@ -40,15 +45,6 @@ def test_cached_and_uncached_generation_agree_and_do_not_end_early(family):
 def test_a_window_hides_what_lies_before_it():
     changed = IDS[:1].clone()
     changed[0, 0] = (changed[0, 0] + 1) % 97
-    far, near = (tiny(layers=1, family="mistral", window=window) for window in (None, 8))
+    far, near = (tiny_of("mistral", 1, window=window) for window in (None, 8))
     assert not torch.allclose(far(IDS[:1]).logits[0, -1], far(changed).logits[0, -1])
     assert torch.allclose(near(IDS[:1]).logits[0, -1], near(changed).logits[0, -1])
-
-
-@pytest.mark.parametrize(
-    "wrong, sentence",
-    [({"family": "bert"}, "choose one of: llama"), ({"family": "opt", "window": 8}, "no sliding window")],
-)
-def test_a_wrong_family_or_window_is_refused(wrong, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        tiny(**wrong)

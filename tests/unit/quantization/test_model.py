@@ -129,6 +129,18 @@ def test_kernels_are_those_of_the_format_and_the_dtype():
     assert kinds["W4A16"] == {PackedW8A16Linear, W4A16}
 
 
+def test_matrices_without_a_kernel_are_counted_in_one_line_per_model(capsys, monkeypatch):
+    quantize_model(decoder(torch.float32, width=64), "W4A16")
+    quantize_model(decoder(), "W4A16", values=True)
+    assert not capsys.readouterr().err
+    slow = "matrices are dequantized at every call, which is slow:"
+    quantize_model(decoder(), "W4A16")
+    assert capsys.readouterr().err == f"9 of 9 {slow} no kernel on cpu takes their shape and dtype\n"
+    monkeypatch.setattr(native, "problem", lambda: "no VNNI")
+    quantize_model(decoder(torch.float32), "W4A8")
+    assert capsys.readouterr().err == f"9 of 9 {slow} no VNNI\n"
+
+
 def test_4_bits_times_8_are_values_in_groups_times_inputs_in_groups_and_the_head_has_8():
     """In float64, where no kernel of ours multiplies, against products of the rounded values."""
     whole = decoder()

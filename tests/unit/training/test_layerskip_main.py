@@ -14,7 +14,7 @@ from lessons_lib.models import LanguageModel, exits, load_exit, read_card, tiny
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.exits import fine_tune
 from lessons_lib.training import __main__ as command_line
-from lessons_lib.training import exit_adapter, layerskip
+from lessons_lib.training import exit_adapter, layerskip, prompts
 from lessons_lib.training.loop import folder_of
 from lessons_lib.training.text_to_sql import encode, text_to_sql
 
@@ -166,7 +166,7 @@ def test_an_exit_reads_as_many_prompts_as_its_recipe_says(at_home, monkeypatch, 
     asked, write = [], exit_adapter.own_texts
     monkeypatch.setattr(exit_adapter, "own_texts", lambda *given: asked.append(given[1]) or write(*given))
     run("layerskip-exit", "--exit_layer", 1, "--prompts", 24, "--copies", 1, *STEPS)
-    assert len(asked[0]) == 24
+    assert len(asked[0]) == 24 and asked[0][-1] in prompts.own()[-1040 // 24 :]  # of all topics
     for wrong in ("0", "2000"):
         assert command_line.main(["layerskip-exit", "--run", "other", "--prompts", wrong, "--device", "cpu"]) == 2
         assert f"prompts={wrong} is no number of our prompts; choose from 1 to 1040" in capsys.readouterr().err

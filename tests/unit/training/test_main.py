@@ -12,15 +12,12 @@ from lessons_lib.models.draft import load_draft
 from lessons_lib.models.medusa import load_heads
 from lessons_lib.models.store import ModelUnavailable
 from lessons_lib.training import __main__ as command_line
-from lessons_lib.training import collect, evaluate, medusa
-from lessons_lib.training.loop import CURVE, folder_of
+from lessons_lib.training import collect, evaluate
 from lessons_lib.training.medusa import judge, split
 
 DISTILL = "distill --run main --layers 1 --kept 40 --steps 3 --tokens 50 --warmup 1 --skip 1 --device cpu".split()
 
 HEADS = "heads --heads 2 --steps 5 --tokens 100 --rate 0.05 --warmup 1 --kept 20 --device cpu".split()
-
-JOINT = "heads-joint --run small --rank 2 --steps 4 --tokens 100 --warmup 1 --device cpu".split()
 
 
 @pytest.fixture
@@ -83,29 +80,6 @@ def test_the_tree_is_chosen_by_greedy_texts_that_neither_train_nor_measure(at_ho
     assert not keys & {text.key for text in training} and not keys & {text.key for text in collect.held_out_texts()}
 
 
-def test_heads_and_model_are_trained_together_by_a_command_that_goes_on_where_it_stopped(at_home, capsys):
-    run(*HEADS)
-    run(*JOINT, "--minutes", "1e-9")
-    assert "1 of 4 steps" in capsys.readouterr().out
-    run(*JOINT)
-    curve = json.loads((folder_of(command_line.JOINT, "small") / CURVE).read_text())
-    assert [row["step"] for row in curve] == [1, 2, 3, 4] and "held_kl" in curve[-1]
-    assert all(row["loss"] == pytest.approx(row["kl"] + 0.2 * row["heads"], abs=1e-4) for row in curve)
-    assert curve[0]["kl"] == pytest.approx(0, abs=1e-3) and curve[-1]["kl"] > 0  # the model moves
-
-
-def test_a_joint_run_is_looked_at_on_texts_of_all_kinds(at_home, texts, monkeypatch):
-    seen, train = [], medusa.train_joint
-    monkeypatch.setattr(command_line, "LOOKED_AT", 4)
-    monkeypatch.setattr(medusa, "train_joint", lambda *given: seen.extend(given[-1]) or train(*given))
-    sums = [replace(text, key=f"math/0-{text.key}") for text in texts]  # held back as chat/0-... are
-    collect.save(sums, collect.folder() / "00001.safetensors")
-    run(*HEADS)
-    run(*JOINT)
-    assert Counter(text.key.partition("/")[0] for text in seen) == {"chat": 2, "math": 2}
-    assert command_line.spread("abcdefg", 3) == ["a", "c", "e"] and command_line.spread([], 0) == []
-
-
 @pytest.mark.parametrize(("why", "status"), [(ValueError, 2), (ModelUnavailable, 2), (KeyboardInterrupt, 130)])
 def test_what_stops_a_part_is_printed_and_gives_its_status(monkeypatch, capsys, why, status):
     def stopped(options):
@@ -116,7 +90,7 @@ def test_what_stops_a_part_is_printed_and_gives_its_status(monkeypatch, capsys, 
     assert capsys.readouterr().err.lstrip("\n") == "no line to the registry\n"
 
 
-@pytest.mark.parametrize("part", ["export", "heads-evaluate", "heads-joint"])
+@pytest.mark.parametrize("part", ["export", "heads-evaluate"])
 def test_a_run_that_is_not_there_is_one_sentence(at_home, capsys, part):
     assert command_line.main([part]) == 2
     assert "holds no checkpoint; run `python -m lessons_lib.training" in capsys.readouterr().err

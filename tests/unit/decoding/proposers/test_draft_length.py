@@ -5,7 +5,7 @@ import random
 import pytest
 
 from lessons_lib.decoding.prediction import replay_draft
-from lessons_lib.decoding.proposers.draft_length import Adaptive, Confidence, Constant, DraftLength, Heuristic
+from lessons_lib.decoding.proposers.draft_length import Adaptive, Confidence, Constant, DraftLength
 from lessons_lib.measure.cost import StepCost, best_gamma, width_cost
 
 CURVE = {1: 1.0, 2: 1.1, 4: 1.3, 8: 1.8, 16: 3.0}
@@ -27,25 +27,6 @@ def test_constant_stays():
     assert Constant(3).goes_on(0.0)
 
 
-def test_the_heuristic_rises_by_two_and_falls_by_one_to_one():
-    assert played(Heuristic(3), 1.0, 6) == [3, 5, 7, 9, 11, 13]
-    assert played(Heuristic(3), 0.0, 5) == [3, 2, 1, 1, 1]
-
-
-@pytest.mark.parametrize("depth, accepted, gamma", [(3, 3, 4), (3, 2, 3), (0, 0, 4), (4, 5, 6), (4, 3, 3)])
-def test_the_heuristic_keeps_its_length_where_all_of_fewer_tokens_were_accepted(depth, accepted, gamma):
-    schedule = Heuristic(4)
-    schedule.observe(depth, depth, accepted)
-    assert schedule.next() == gamma
-
-
-def test_the_length_of_the_heuristic_carries_over_to_the_next_text():
-    schedule = Heuristic(3)
-    played(schedule, 1.0, 3)
-    schedule.reset()
-    assert schedule.next() == 9
-
-
 def test_confidence_stops_below_the_threshold():
     schedule = Confidence(gamma=7, threshold=0.4)
     assert schedule.next() == 7
@@ -54,17 +35,17 @@ def test_confidence_stops_below_the_threshold():
 
 @pytest.mark.parametrize("alpha", [0.3, 0.6, 0.9])
 def test_adaptive_estimates_alpha_and_drafts_near_the_best_length(alpha):
-    schedule = Adaptive(0.1, CURVE, decay=0.99)
+    schedule = Adaptive(0.1, CURVE)
     lengths = played(schedule, alpha, 400)[200:]
     assert schedule.alpha == pytest.approx(alpha, abs=0.12)
     assert sum(lengths) / len(lengths) == pytest.approx(best_gamma(alpha, 0.1, CURVE), abs=2)
 
 
 def test_adaptive_follows_the_formula_of_its_estimate():
-    schedule = Adaptive(0.05, CURVE, most=12, alpha=0.8, decay=0.9)
-    assert schedule.next() == best_gamma(0.8, 0.05, CURVE, most=12)
+    schedule = Adaptive(0.05, CURVE, most=12)
+    assert schedule.next() == best_gamma(0.7, 0.05, CURVE, most=12)
     schedule.observe(4, 2, 1)
-    assert schedule.alpha == pytest.approx((0.9 * 6.4 + 1) / (0.9 * 8 + 2))
+    assert schedule.alpha == pytest.approx((0.98 * 5.6 + 1) / (0.98 * 8 + 2))
     assert schedule.next() == best_gamma(schedule.alpha, 0.05, CURVE, most=12)
 
 
@@ -84,21 +65,22 @@ def test_adaptive_comes_back_when_drafts_turn_good():
 
 
 def test_what_earlier_texts_said_weighs_no_more_than_eight_draft_tokens():
-    schedule = Adaptive(0.1, decay=1.0)
+    schedule = Adaptive(0.1)
     played(schedule, 0.2, 200)
     before = schedule.alpha
     schedule.reset()
     schedule.observe(4, 4, 4)
-    assert schedule.alpha == pytest.approx((8 * before + 4) / 12)
-    few = Adaptive(0.1, alpha=0.5)
+    assert schedule.alpha == pytest.approx((0.98 * 8 * before + 4) / (0.98 * 8 + 4))
+    few = Adaptive(0.1)
     few.reset()
     few.observe(2, 2, 0)
-    assert few.alpha == pytest.approx(0.98 * 4 / (0.98 * 8 + 2))
+    assert few.alpha == pytest.approx(0.98 * 5.6 / (0.98 * 8 + 2))
 
 
-def test_adaptive_goes_on_drafting_while_stopping_may_be_a_mistake():
+def test_adaptive_goes_on_drafting_while_stopping_may_be_a_mistake(monkeypatch):
     """c = 0.3 pays from alpha = 0.3 on: an estimate just below it, of few draft tokens, may be too low."""
-    schedule = Adaptive(0.3, decay=1.0, alpha=0.28)
+    monkeypatch.setattr(Adaptive, "PRIOR", 0.28)
+    schedule = Adaptive(0.3)
     assert best_gamma(schedule.alpha, 0.3) == 0 and schedule.expected_alpha == pytest.approx(
         0.28 + (0.28 * 0.72 / 8) ** 0.5
     )
@@ -127,11 +109,8 @@ def test_adaptive_loses_little_on_the_best_fixed_length_of_each_kind(alphas):
 
 @pytest.mark.parametrize("make, said", [
     (lambda: Constant(0), "gamma must be at least 1, not 0"),
-    (lambda: Heuristic(-1), "gamma must be at least 1, not -1"),
     (lambda: Confidence(0), "gamma must be at least 1, not 0"),
-    (lambda: Adaptive(-0.1), "c >= 0"),
-    (lambda: Adaptive(0.1, alpha=1.5), "0 <= alpha <= 1"),
-    (lambda: Adaptive(0.1, decay=0.0), "0 < decay <= 1"),
+    (lambda: Adaptive(-0.1), "c must be at least 0"),
     (lambda: Adaptive(0.1, most=0), "most must be at least 1"),
     (lambda: Adaptive(0.1, probe_every=0), "probe_every must be at least 1"),
 ])  # fmt: skip

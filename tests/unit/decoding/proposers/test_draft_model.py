@@ -17,7 +17,7 @@ from support.toys import ToyTarget, constant
 
 from lessons_lib import DraftModel, Greedy, Sampling, generate
 from lessons_lib.decoding.generate import new_sequence, step
-from lessons_lib.decoding.proposers.draft_length import Adaptive, Confidence, Heuristic
+from lessons_lib.decoding.proposers.draft_length import Adaptive, Confidence, Constant
 from lessons_lib.decoding.targets import TransformersTarget
 from lessons_lib.models import tiny
 
@@ -169,8 +169,15 @@ def test_a_draft_with_a_static_cache_drafts_as_deep_as_it_can_hold(network, gree
 # schedules
 
 
+class Longer(Constant):
+    """Two tokens more than were accepted last time."""
+
+    def observe(self, depth, checked, accepted):
+        self.gamma = accepted + 2
+
+
 def test_the_schedule_learns_what_became_of_its_draft(network, greedy):
-    out = generate(network, PROMPT, DraftModel(network, Heuristic(1)), max_new_tokens=N)
+    out = generate(network, PROMPT, DraftModel(network, Longer(1)), max_new_tokens=N)
     assert [s.depth for s in out.stats] == [0, 1, 3, 5, 7, 2]  # the budget caps the last
     wrong = DraftModel(tiny(seed=7), Adaptive(0.2, lambda width: 1 + 0.1 * width))
     out = generate(network, PROMPT, wrong, max_new_tokens=60)
@@ -179,7 +186,7 @@ def test_the_schedule_learns_what_became_of_its_draft(network, greedy):
 
 
 def test_an_end_inside_the_draft_counts_as_accepted(network, greedy):
-    schedule, seen = Heuristic(4), []
+    schedule, seen = Constant(4), []
     schedule.observe = lambda *counts: seen.append(counts)
     target = decoder_target(network, eos=(greedy[3],))
     generate(target, PROMPT, DraftModel(network, schedule), max_new_tokens=N)

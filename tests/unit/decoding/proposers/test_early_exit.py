@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from support.oracle import PROMPT, N
-from support.proposers import drafted
+from support.proposers import Forgetful, drafted
 from support.targets import assert_holds, decoder_target
 from torch import nn
 
@@ -14,7 +14,7 @@ from lessons_lib.caches.cache import ContiguousCache
 from lessons_lib.caches.streaming import Streaming
 from lessons_lib.decoding.draft_tree import DraftTree, plain_input
 from lessons_lib.decoding.generate import new_sequence, step
-from lessons_lib.decoding.proposers.draft_length import Adaptive, Confidence, DraftLength, Heuristic
+from lessons_lib.decoding.proposers.draft_length import Adaptive, Confidence, DraftLength
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, StreamingTarget, TransformersTarget, Unsupported
 from lessons_lib.models import tiny
 from lessons_lib.models.exits import ExitAdapter
@@ -75,7 +75,7 @@ SETTINGS = [
     pytest.param(lambda: dict(vocabulary=SHORT), id="short vocabulary"),
     pytest.param(lambda: dict(adapter=Shifting()), id="adapter"),
     pytest.param(lambda: dict(draft_tokens=Confidence(6, 0.3)), id="stops after doubt"),
-    pytest.param(lambda: dict(draft_tokens=Heuristic(2)), id="adaptive"),
+    pytest.param(lambda: dict(draft_tokens=Adaptive(0.2, most=4)), id="adaptive"),
 ]
 settings = pytest.mark.parametrize("made", SETTINGS)
 
@@ -260,7 +260,7 @@ class Exits(EarlyExit):
 
 
 def test_a_step_may_draft_from_another_exit_than_the_one_before_it(target, plain):
-    proposer = Exits({layer: Adaptive(0.05, most=3, decay=0.5) for layer in (1, 2, 3)})
+    proposer = Exits({layer: Forgetful(0.05, most=3) for layer in (1, 2, 3)})
     out = generate(target, PROMPT, proposer, max_new_tokens=N)
     assert out.ids == plain
     assert len(set(proposer.taken)) > 1  # else this tests nothing new
@@ -283,7 +283,7 @@ def test_only_the_schedule_of_the_exit_that_drafted_learns(target):
 
 def test_an_exit_that_was_wrong_is_tried_again_later(target):
     """The first exit is rarely right, and so cheap that it is worth another try once its bad record has aged."""
-    proposer = Exits({1: Adaptive(0.01, most=2, decay=0.7), LAYERS: Adaptive(0.3, most=2, decay=0.7)})
+    proposer = Exits({1: Forgetful(0.01, most=2), LAYERS: Forgetful(0.3, most=2)})
     generate(target, PROMPT, proposer, max_new_tokens=90)
     first, *later = [i for i, layer in enumerate(proposer.taken) if layer == 1]
     assert any(LAYERS in proposer.taken[first:i] for i in later)

@@ -1,12 +1,13 @@
 """EarlyExit under sampling: the text follows the target's distribution, whatever the exit drafts (lesson 13)."""
 
+from functools import partial
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
 from support.distributions import correction_from_p, distribution_of, far_from
-from support.proposers import FreshExits
+from support.proposers import Forgetful, FreshExits
 from support.targets import decoder_target
 from torch import nn
 
@@ -14,7 +15,7 @@ from lessons_lib import EarlyExit, Sampling
 from lessons_lib.decoding import sampling
 from lessons_lib.decoding.generate import new_sequence, step
 from lessons_lib.decoding.proposers import early_exit
-from lessons_lib.decoding.proposers.draft_length import Adaptive, Confidence
+from lessons_lib.decoding.proposers.draft_length import Confidence
 from lessons_lib.decoding.sampling import draw
 from lessons_lib.models import tiny
 
@@ -33,7 +34,7 @@ def distance(size: int, count: int, exit_layer: int = 1, draft_tokens=2, **optio
     target = decoder_target(tiny(3, vocab_size=size))
     logits = lambda ids: target.decoder.read(ids)[-1] / RULE.temperature  # noqa: E731
     if exits := options.pop("exits", ()):
-        proposer = FreshExits(exits, forgetful, **options)
+        proposer = FreshExits(exits, partial(Forgetful, 0.05, most=2), **options)
         assert_all_are_taken(proposer, target, count)
     else:
         proposer = EarlyExit(exit_layer, draft_tokens, **options)
@@ -52,11 +53,6 @@ def assert_all_are_taken(proposer, target, count):
                 step(target, [seq])
                 taken |= {seq.tree.first_layer} if seq.tree and seq.tree.tokens else set()
     assert taken == set(proposer.lengths)
-
-
-def forgetful() -> Adaptive:
-    """A schedule that forgets at once, so that the exit changes from step to step."""
-    return Adaptive(0.05, most=2, decay=0.2)
 
 
 DRAFTS = [

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.oracle import exact
-from support.proposers import drafted
+from support.proposers import TextLookahead, drafted
 from support.targets import decoder_target, targets
 from support.toys import choosing, continued
 
@@ -90,10 +90,14 @@ class Recorded(Lookahead):
         super().observe(tree, path, tokens, scores)
 
 
+class RecordedText(Recorded, TextLookahead):
+    """The same, with the text's n-grams in its pool."""
+
+
 @targets
 @pytest.mark.parametrize("W, N", [(5, 4), (2, 3), (3, 5)])
 def test_every_token_of_both_branches_is_predicted_as_by_a_pass_of_its_own(target, W, N):
-    network, proposer = tiny(vocab_size=11), Recorded(W, N, G=3, pool_from_text=True)
+    network, proposer = tiny(vocab_size=11), RecordedText(W, N, G=3)
     seq = new_sequence(target(network), PROMPT * 2, proposer, Greedy(), 14)
 
     @torch.no_grad()
@@ -167,16 +171,6 @@ def test_nothing_is_collected_while_seed_tokens_stand_below_the_first_row():
     assert len(proposer.log) == 3 and not proposer.pool.ngrams
     generate(MAP, [2, 5, 1], proposer, max_new_tokens=1 + 5)
     assert len(proposer.log) == 4 and proposer.pool.ngrams
-
-
-def test_the_n_grams_of_prompt_and_output_are_entered_once_when_asked_for():
-    text, proposer = [1, 2, 3, 4, 5, 6], Lookahead(W=2, N=3, pool_from_text=True)
-    proposer.reset(MAP, text[:4])
-    drafted(proposer, text[:5])
-    assert {first: proposer.pool.of(first) for first in proposer.pool.ngrams} == {1: [(2, 3)], 2: [(3, 4)], 3: [(4, 5)]}
-    entered, proposer.pool.add = [], lambda ngram: entered.append(tuple(ngram))
-    drafted(proposer, text)
-    assert entered == [(4, 5, 6)]
 
 
 def test_an_end_token_does_not_stay_in_the_window():

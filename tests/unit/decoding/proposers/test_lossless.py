@@ -16,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.distributions import correction_from_p, exact_distribution
 from support.examples import examples
+from support.families import FAMILIES, tiny_of
 from support.heads import SIX, heads_of
 from support.oracle import exact
-from support.proposers import FreshExits
+from support.proposers import Forgetful, FreshExits, TextLookahead
 from support.targets import TARGETS, Tight, assert_holds, decoder_target, targets
 from support.toys import ToyTarget, choosing, continued, whimsical
 
@@ -27,7 +28,6 @@ from lessons_lib import DraftModel, EarlyExit, Greedy, Jacobi, Lookahead, Medusa
 from lessons_lib.decoding import sampling
 from lessons_lib.decoding.generate import new_sequence, step, tokens_per_pass
 from lessons_lib.decoding.proposers import Proposer
-from lessons_lib.decoding.proposers.draft_length import Adaptive
 from lessons_lib.decoding.targets import TransformersTarget
 from lessons_lib.measure.cost import padded_cost
 from lessons_lib.models import tiny
@@ -37,9 +37,9 @@ PROMPT = [5, 3, 3, 1, 7, 5, 3, 3, 1]
 EVERYWHERE = [(i,) for i in range(V)] + [(i, j) for i in range(V) for j in range(3)]
 
 
-def adaptive() -> Adaptive:
+def adaptive() -> Forgetful:
     """A schedule that drafts nothing at times, and at others two tokens or four."""
-    return Adaptive(0.0, padded_cost({1: 1.0, 3: 1.3, 5: 1.7}), most=4, decay=0.7, probe_every=None)
+    return Forgetful(0.0, padded_cost({1: 1.0, 3: 1.3, 5: 1.7}), most=4, probe_every=None)
 
 
 # name -> network -> proposer for a target of that network
@@ -47,7 +47,6 @@ PROPOSERS = {
     "prompt-lookup": lambda network: PromptLookup(),
     "prompt-lookup-transformers": lambda network: PromptLookup(rule="transformers"),
     "prompt-lookup-original": lambda network: PromptLookup(num_tokens=2, rule="original"),
-    "prompt-lookup-min-ngram": lambda network: PromptLookup(min_ngram=2),
     "prompt-lookup-gated": lambda network: PromptLookup(min_hit_rate=0.4),
     "prompt-lookup-adaptive": lambda network: PromptLookup(length=adaptive),
     "jacobi": lambda network: Jacobi(),
@@ -55,7 +54,7 @@ PROPOSERS = {
     "jacobi-long": lambda network: Jacobi(16),
     "lookahead": lambda network: Lookahead(),
     "lookahead-narrow": lambda network: Lookahead(W=1, N=3, G=1),
-    "lookahead-text": lambda network: Lookahead(7, 5, 7, pool_from_text=True),
+    "lookahead-text": lambda network: TextLookahead(7, 5, 7),
     "draft-model": lambda network: DraftModel(decoder_target(network_of(seed=1)), gamma=3),
     "draft-model-right": lambda network: DraftModel(network, gamma=3),  # ends stand inside what is accepted
     "medusa": lambda network: Medusa(heads_of(network), SIX),
@@ -65,7 +64,6 @@ PROPOSERS = {
     "early-exit-several": lambda network: FreshExits((1, 2), adaptive),
     "early-exit-adaptive": lambda network: EarlyExit(1, adaptive(), vocabulary=torch.tensor([1, 3, 4, 7, 9])),
 }
-FAMILIES = ["llama", "gpt_neox", "opt", "gemma", "mistral"]
 proposers = pytest.mark.parametrize("make", PROPOSERS.values(), ids=PROPOSERS)
 ANYWHERE = {name: make for name, make in PROPOSERS.items() if not name.startswith("early-exit")}  # on any target
 anywhere = pytest.mark.parametrize("make", ANYWHERE.values(), ids=ANYWHERE)
@@ -77,7 +75,7 @@ on_targets = pytest.mark.parametrize("target, make", [
 
 @cache
 def network_of(family: str = "llama", seed: int = 0):
-    return tiny(family=family, seed=seed, vocab_size=V)
+    return tiny_of(family, seed=seed, vocab_size=V)
 
 
 @cache
@@ -96,7 +94,7 @@ def test_greedy_text_is_that_of_transformers_for_any_family(family, make):
 
 @pytest.mark.parametrize("name", [name for name in PROPOSERS if name.startswith(("prompt-lookup", "jacobi"))])
 def test_chains_run_beyond_a_sliding_window(name):
-    network = tiny(family="mistral", vocab_size=V, window=8)
+    network = tiny_of("mistral", vocab_size=V, window=8)
     expected = network.generate(torch.tensor([PROMPT]), max_new_tokens=N, do_sample=False)[0].tolist()
     assert PROMPT + generate(network, PROMPT, PROPOSERS[name](network), max_new_tokens=N).ids == expected
 
@@ -242,7 +240,7 @@ SAMPLED = {
     "prompt-lookup-adaptive": lambda: PromptLookup(max_ngram=1, length=adaptive),
     "prompt-lookup-original": lambda: PromptLookup(num_tokens=3, rule="original"),  # goes on after an end token
     "jacobi": lambda: Jacobi(3),
-    "lookahead": lambda: Lookahead(W=2, N=3, G=3, pool_from_text=True),
+    "lookahead": lambda: TextLookahead(W=2, N=3, G=3),
 }
 sampled = pytest.mark.parametrize("make", SAMPLED.values(), ids=SAMPLED)
 SAMPLED_BY_THEIR_OWN_TESTS = {DraftModel, Medusa, EarlyExit}  # in files of these names
@@ -250,8 +248,9 @@ SAMPLED_BY_THEIR_OWN_TESTS = {DraftModel, Medusa, EarlyExit}  # in files of thes
 
 def test_no_proposer_is_left_out_of_these_tables():
     everything = {of for of in vars(lessons_lib).values() if isinstance(of, type) and issubclass(of, Proposer)}
-    assert {type(make(network_of())) for make in PROPOSERS.values()} - {FreshExits} == everything
-    assert {type(make()) for make in SAMPLED.values()} | SAMPLED_BY_THEIR_OWN_TESTS == everything
+    made, drawn = [make(network_of()) for make in PROPOSERS.values()], [make() for make in SAMPLED.values()]
+    assert {of for of in everything for one in made if isinstance(one, of)} == everything
+    assert {of for of in everything for one in drawn if isinstance(one, of)} | SAMPLED_BY_THEIR_OWN_TESTS == everything
 
 
 def distribution(make, rule) -> dict[tuple[int, ...], float]:
@@ -387,7 +386,7 @@ def test_sampled_sequences_of_any_family_end_in_common_steps_where_they_end_alon
 def test_sampled_sequences_of_any_family_follow_their_distribution_with_ends_and_small_budgets(
     family, kind, make, budgets
 ):
-    network, rule, eos = tiny(family=family, vocab_size=3), Sampling(temperature=0.5), (0,)
+    network, rule, eos = tiny_of(family, vocab_size=3), Sampling(temperature=0.5), (0,)
     target = kind(network)
     target.eos = eos
 

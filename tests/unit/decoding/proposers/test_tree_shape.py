@@ -19,7 +19,6 @@ from lessons_lib.decoding.proposers.tree_shape import (
     best_size,
     best_tree,
     by_value,
-    published_tree,
     regular,
     speed_by_size,
 )
@@ -92,14 +91,6 @@ def test_regular_trees_hold_every_combination():
     assert regular(2, 1).choices == ((0,), (1,), (0, 0), (1, 0))
     assert len(regular(3, 2, 2).choices) == 3 + 6 + 12 and regular(3, 2, 2).ranks == 3
     assert regular().choices == () and regular().depth == regular().ranks == 0
-
-
-def test_the_published_tree_has_the_nodes_that_its_authors_count():
-    """As in their code: 64 rows, of which 10, 28, 23 and 2 on the four levels below the root, and 42 leaves."""
-    shape = published_tree()
-    assert [shape.depths.count(depth) for depth in range(1, 6)] == [10, 28, 23, 2, 0]
-    assert len(shape.choices) == 63 and len(shape.leaves) == 42 and shape.ranks == 10
-    assert {(0, 9), (1, 6), (2, 2), (3, 1), (9, 0), (0, 0, 9), (0, 7, 0), (1, 0, 1), (0, 0, 0, 1)} <= set(shape.choices)
 
 
 @pytest.mark.parametrize("choices, said", [

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.families import tiny_of
 from support.kinds import model_of
 from support.oracle import PROMPT, N, greedy_text_of
 from support.proposers import Scripted, always_right, tree_with_decoys, with_side_tokens
@@ -197,7 +198,7 @@ def test_what_is_known_of_a_network_does_not_keep_it():
 @pytest.mark.parametrize("make", [tree_with_decoys, with_side_tokens(tree_with_decoys)], ids=["tree", "side tokens"])
 def test_a_text_that_grows_past_a_window_goes_on_with_chains(make):
     """It says so once, feeds branches while it can, and then chains; the text is the plain one."""
-    network = tiny(family="mistral", window=WINDOW)
+    network = tiny_of("mistral", window=WINDOW)
     text = network.generate(torch.tensor([PROMPT]), max_new_tokens=60, do_sample=False)[0].tolist()
     with pytest.warns(UserWarning, match="goes on with chains") as said:
         out = generate(network, PROMPT, Scripted(text, 97, make), max_new_tokens=60)
@@ -218,15 +219,13 @@ def test_a_window_that_counts_other_branches_is_found_when_a_text_grows_past_it(
 
 
 def test_branches_are_fed_as_long_as_the_window_holds_all():
-    network = tiny(family="mistral", window=WINDOW)
+    network = tiny_of("mistral", window=WINDOW)
     asked = TransformersTarget(network).self_check
     assert [asked.reads_branches(entries, 200) for entries in (10, 17, 32, 33, 32)] == [True, True, True, False, True]
     assert (asked.known.good, asked.known.bad) == (32, 33)
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: tiny(family="mistral", window=8), lambda: model_of("convolutions and attention")]
-)
+@pytest.mark.parametrize("make", [lambda: tiny_of("mistral", window=8), lambda: model_of("convolutions and attention")])
 def test_branches_that_a_model_misreads_do_not_end_a_text_that_began_with_chains(make):
     network, prompt = make(), [5, 9, 11, 7, 3]
     text = network.generate(torch.tensor([prompt]), max_new_tokens=N, do_sample=False)[0].tolist()
@@ -238,14 +237,14 @@ def test_branches_that_a_model_misreads_do_not_end_a_text_that_began_with_chains
 
 
 def test_a_text_that_begins_beyond_the_window_is_refused():
-    network = tiny(family="mistral", window=8)
+    network = tiny_of("mistral", window=8)
     with pytest.raises(Unsupported, match="at least in a text of 22 tokens; use a proposer of chains"):
         generate(network, PROMPT, Scripted(greedy_text_of(network), 97, tree_with_decoys), max_new_tokens=N)
 
 
 @pytest.mark.parametrize("mode", ["greedy", "iid", "without_replacement"])
 def test_a_draft_whose_text_grows_past_its_window_goes_on_with_chains(mode):
-    network, draft = tiny(), tiny(family="mistral", window=WINDOW)
+    network, draft = tiny(), tiny_of("mistral", window=WINDOW)
     sampling = None if mode == "greedy" else Sampling()
     by = DraftModel(draft, 3, mode, (2, 1), sampling, torch.Generator().manual_seed(0))
     with pytest.warns(UserWarning, match="goes on with chains"):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.families import tiny_of
 from support.graphs import graphs_on_cpu
 from support.oracle import PROMPT
 from support.proposers import Scripted, always_right, always_wrong, tree_with_decoys
@@ -164,8 +165,8 @@ def test_what_the_ring_cannot_do_is_refused(decoder, settings, widths, error):
         CompiledStreamingTarget(decoder, streaming=Streaming(2, 16, **settings), widths=widths)
 
 
-def language_model(**options) -> LanguageModel:
-    network = tiny(**options)
+def language_model(family: str = "llama") -> LanguageModel:
+    network = tiny_of(family)
     return LanguageModel(network, None, "tiny", "cpu", network.dtype)
 
 
@@ -182,7 +183,7 @@ def test_a_model_makes_its_streaming_target(streamed):
 ])  # fmt: skip
 def test_models_that_cannot_stream_are_refused(family, kind, error):
     with pytest.raises(ValueError, match=error):
-        language_model(family=family).target(kind, streaming=SMALL)
+        language_model(family).target(kind, streaming=SMALL)
 
 
 def test_a_compiled_streaming_target_takes_no_context():

@@ -6,12 +6,11 @@ import pytest
 import torch
 from support.kinds import SIZES, image_and_text_model, model_of
 from support.oracle import PROMPT, N, greedy_text_of
-from support.proposers import Scripted, always_right, tree_with_decoys
+from support.proposers import Scripted, TextLookahead, always_right, tree_with_decoys
 from transformers import BartConfig, BartForCausalLM, BartForConditionalGeneration, LlamaForCausalLM, LlamaModel
 
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.proposers.draft_model import DraftModel
-from lessons_lib.decoding.proposers.lookahead import Lookahead
 from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
 from lessons_lib.decoding.targets import TransformersTarget, Unsupported
 from lessons_lib.decoding.targets.transformers import as_attention_mask, vocabulary
@@ -55,7 +54,7 @@ def test_chains_keep_the_text(kind):
 @pytest.mark.parametrize("by", ["tree", "lookahead"])
 def test_branches_keep_the_text_or_are_refused(kind, by):
     network = network_of(kind)
-    proposer = DraftModel(network, 3, children=(3, 2)) if by == "tree" else Lookahead(4, 4, 4, pool_from_text=True)
+    proposer = DraftModel(network, 3, children=(3, 2)) if by == "tree" else TextLookahead(4, 4, 4)
     if kind in READS_BRANCHES:
         assert generate(network, TEXT, proposer, max_new_tokens=NEW).ids == theirs(kind)
     else:
