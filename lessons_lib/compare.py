@@ -114,7 +114,7 @@ class Row:
         said |= {name: getattr(self, name) for name in names}
         for what, ratio in (("speedup", self.speedup), ("whole_request", self.whole)):
             if ratio:
-                said[what] = {"value": ratio.value, "low": ratio.low, "high": ratio.high}
+                said[what] = {"value": ratio.value, "low": ratio.low, "high": ratio.high, "runs": ratio.runs}
         if self.speedup:
             said["same_tokens"] = list(self.same)
         if self.divergence:
@@ -179,7 +179,7 @@ class Comparison:
             whole = isinstance(getattr(engine, "target", None), CompiledTarget)
             new = self.max_new_tokens if whole else min(WARM_UP, self.max_new_tokens)
             for ids in by_length:
-                for _ in range(2 if torch.accelerator.is_available() else 1):  # a GPU first loads its kernels
+                for _ in range(1 if self.target.device.type == "cpu" else 2):  # a GPU first loads its kernels
                     out = self._try(name, ids, new)
                 if out is None or after_prefill(out.stats):
                     break
@@ -382,7 +382,7 @@ class Comparison:
         names = [f"{row.name}\n(recommended)" if best and row.name == best.name else row.name for row in rows]
         ax.set_yticks(range(len(rows)), names)
         widest = max(row.speedup.high if row.speedup else 1.0 for row in rows)
-        whiskers = f"whiskers: 95% interval, or all of fewer than {clock.FEWEST_PAIRS} runs"
+        whiskers = f"whiskers: 95% interval, or lowest to highest of fewer than {clock.FEWEST_PAIRS} runs"
         label = f"decoding, times as fast as {self.first} ({whiskers})"
         ax.set(xlim=(0, 1.35 * widest), xlabel=label, title=title)
         return figure

@@ -295,7 +295,7 @@ class CudaGraph:
         self.inputs = [arg.clone() for arg in args if isinstance(arg, Tensor)]
         self.buffers = args[len(self.inputs) :]
         self._layout = Layout(args, weights)
-        with torch.cuda.device_of(args[0]):  # which may not be the current GPU
+        with torch.cuda.device_of(args[0]):  # it may not be the current GPU
             self.replay = capture(step, (*self.inputs, *self.buffers), pool)
 
     def __call__(self, *args) -> tuple[Tensor, ...]:

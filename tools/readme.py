@@ -101,7 +101,7 @@ def headline(folder: Path) -> str:
     if not (claim := measured(folder).get(list(SHOWN)[-1], ({}, None))[1]):
         return ""
     whole = re.search(r"([\d.]+) with the prefill", claim.note)
-    more = [f"{claim.interval.words(tables.number)}"] if claim.interval else []
+    more = [claim.interval.words(tables.number)] if claim.interval else []
     more += [f"{whole[1]} times with the time to read that text"] if whole else []
     return (
         "Together, compiling, quantizing and prompt lookup make a small model decode answers from a given text "

@@ -20,6 +20,7 @@ from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
 from lessons_lib.decoding.targets import Target, Unsupported, as_target
 from lessons_lib.decoding.text import encode
 from lessons_lib.measure import machine, tables
+from lessons_lib.measure.clock import FEWEST_PAIRS
 from lessons_lib.models import load
 from lessons_lib.models.decoder import computes
 from lessons_lib.models.device import dtype_name, out_of_memory
@@ -83,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"{where(model)}: {len(prompts)} prompts, up to {options.max_new_tokens} new tokens each, greedy")
         if busy := machine.busy_warning():
             say(busy)
-        complete = measure(comparison, 60 * options.minutes or None)
+        status = measure(comparison, 60 * options.minutes or None)
         if all(row.problem for row in comparison.rows):
             raise Refused("Nothing was measured before the end; let it run longer, or give fewer --prompts.")
         rests_on = few(comparison, options.max_new_tokens, options.minutes)
@@ -92,8 +93,8 @@ def run(options: argparse.Namespace) -> int:
         if kinds := by_kind(comparison, asked):
             print(f"{tables.text(*kinds)}\n")
         print(f"{advice}\n\n{not_tested(options, model)}\n")
-        print(f"Written: {write(comparison, model, advice, Path(options.output), complete)}")
-    return 0 if complete else 130
+        print(f"Written: {write(comparison, model, advice, Path(options.output), not status)}")
+    return status
 
 
 def questions(path: str | None) -> list[Question]:
@@ -149,7 +150,7 @@ def quantized(model: LanguageModel, weights: str) -> Technique:
     except (ValueError, RuntimeError, MemoryError) as error:
         if isinstance(error, RuntimeError) and not out_of_memory(error):
             raise
-        return unavailable("out of memory beside the other formats" if out_of_memory(error) else first_line(error))
+        return unavailable("out of memory beside the other weights" if out_of_memory(error) else first_line(error))
 
 
 def unavailable(reason: str) -> Engine:
@@ -161,20 +162,20 @@ def unavailable(reason: str) -> Engine:
     return refuse
 
 
-def measure(comparison: Comparison, seconds: float | None) -> bool:
-    """Run the comparison in about this time -> False if Ctrl-C or a lack of memory ended it early."""
+def measure(comparison: Comparison, seconds: float | None) -> int:
+    """Run the comparison in about this time -> the exit status: not 0 if Ctrl-C or a lack of memory ended it early."""
     try:
         for _ in bar(comparison.runs(seconds), total=comparison.total, desc="comparing", unit="run"):
             pass
     except KeyboardInterrupt:
         print("\nstopped; this is what was measured:", file=sys.stderr)
+        return 130
     except (RuntimeError, MemoryError) as error:
         if not (out_of_memory(error) and comparison.outputs):
             raise
         print("\nout of memory; this is what was measured:", file=sys.stderr)
-    else:
-        return True
-    return False
+        return 1
+    return 0
 
 
 def legend(comparison: Comparison) -> str:
@@ -199,6 +200,7 @@ def few(comparison: Comparison, asked: int, minutes: float) -> str:
     each = len(shared) // prompts
     runs = "one run" if each == 1 else f"{each} runs"
     said = f"This rests on {of}, {runs} each of up to {comparison.max_new_tokens} tokens"
+    said += ", too few for an interval" if len(shared) < FEWEST_PAIRS else ""
     if comparison.max_new_tokens < asked:
         most = max(1, round(comparison.unlimited / 60))
         said += f", because --minutes {minutes:g} allowed no more; --minutes 0 (all, in about {most} "
@@ -212,8 +214,8 @@ def not_tested(options: argparse.Namespace, model: LanguageModel) -> str:
     left += [] if options.draft else ["a draft model (name one with --draft)"]
     said = f"Not tested: {', '.join(left)}."
     if model.device.startswith("cuda") and computes(model.network.config):
-        said += " 8- and 4-bit weights are eager here, which can be slower than none on a GPU; as a CUDA graph "
-        said += "they are faster (lesson 11)."
+        said += " Quantized weights are eager here, which can be slower than none on a GPU; compiled as a CUDA graph, "
+        said += "W8A16 and W4A16 are faster (lesson 11)."
     if not sized(model):
         return said
     probe = f"lessons probe --model {shlex.quote(options.model)}"

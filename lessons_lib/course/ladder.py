@@ -27,13 +27,13 @@ def plot_quality(rows: Sequence[Row], tolerated: float) -> Axes:
     ax.set(xlim=(left - 0.15 * worst, 1.5 * worst), ylim=(0, 1.25 * fastest))
     ax.axvspan(100 * tolerated, 2 * worst, color=tint(ORANGE), zorder=0)
     dots = ax.transData.transform([(100 * row["loss"], row["speed"]) for row in rows]) * 72 / ax.figure.dpi  # in points
-    for row, dot in zip(rows, dots, strict=True):
+    for i, row in enumerate(rows):
         color = COLORS["measured"] if row["loss"] <= tolerated else ORANGE
         ax.scatter(100 * row["loss"], row["speed"], 30 + 500 * row["bytes"] / most, color=color, alpha=0.7)
         # right of the dot, above, below or left of it: where the label is farthest from the other dots, up to 30 points
-        others = [other for other in dots if other is not dot] or [dot + 100]
+        others = [*dots[:i], *dots[i + 1 :]]
         room = {
-            (x, y): min(30, *(hypot(*(dot + (2 * x, y) - other)) for other in others))
+            (x, y): min([30, *(hypot(*(dots[i] + (2 * x, y) - other)) for other in others)])
             for x, y in ((14, 0), (0, 14), (0, -14), (-14, 0))
         }
         x, y = max(room, key=room.get)

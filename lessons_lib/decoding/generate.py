@@ -28,7 +28,7 @@ from lessons_lib.measure.clock import sync
 class StepStats:
     """Counts and times of one forward pass for one sequence.
 
-    Times are in seconds. With several sequences, t_propose and t_pass are those of the whole batch.
+    Times are in seconds. With several sequences, t_propose and t_pass, which t_total contains, are the whole batch's.
     """
 
     length_before: int  # committed tokens before the step, prompt included

@@ -35,7 +35,7 @@ W8A8, W8A16, W4A16, W4A8, LLM_INT8 = "W8A8", "W8A16", "W4A16", "W4A8", "llm.int8
 FORMATS = (W8A8, W8A16, W4A16, W4A8)  # formats of a target
 WEIGHT_ONLY = {W8A16: "int8", W4A16: "int4 g32"}  # format -> name of its weights in `formats.rounding`
 GPTQ, AWQ = "gptq ", "awq "  # prefixes of a format name
-WITHOUT_KERNEL = (W8A16Linear, W4A16Linear, W4A8Linear)  # by exact type: versions with a kernel are other classes
+WITHOUT_KERNEL = (W8A16Linear, W4A16Linear)  # by exact type: versions with a kernel are other classes
 WITH_FLOAT64 = ("cpu", "cuda")  # devices with float64, in which rounding is calibrated
 
 
@@ -164,13 +164,16 @@ def _w4a8(decoder: nn.Module) -> nn.Module:
     def make(name: Name, weight: Tensor) -> QuantizedLinear:
         return fastest(W4A8Linear, quantize(weight, 8 if name[1] == HEAD else 4, GROUP, "affine"))
 
-    return _reported(swapped(decoder, make), native.problem() if decoder.norm.device.type == "cpu" else None)
+    device = decoder.norm.device.type
+    if problem := native.problem() if device == "cpu" else f"there is no kernel for W4A8 on {device}":
+        say(f"{problem}; W4A8 is computed without, and slowly")
+    return swapped(decoder, make)
 
 
-def _reported(decoder: nn.Module, problem: str | None = None) -> nn.Module:
-    """Print how many matrices have no kernel here, if any -> the decoder. problem: why, if it is not their shape."""
+def _reported(decoder: nn.Module) -> nn.Module:
+    """Print how many matrices have no kernel for their shape and dtype here, if any -> the decoder."""
     matrices = linears(decoder).values()
     if slow := sum(type(matrix) in WITHOUT_KERNEL for matrix in matrices):
-        why = problem or f"no kernel on {decoder.norm.device.type} takes their shape and dtype"
-        say(f"{slow} of {len(matrices)} matrices are dequantized at every call, which is slow: {why}")
+        where = f"no kernel on {decoder.norm.device.type} takes their shape and dtype"
+        say(f"{slow} of {len(matrices)} matrices are dequantized at every call, which is slow: {where}")
     return decoder

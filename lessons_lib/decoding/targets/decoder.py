@@ -26,6 +26,8 @@ class Target(ABC):
     context: maximum number of tokens of a text. eos: ids of the end tokens.
     """
 
+    device = torch.device("cpu")
+
     offers: frozenset[str] = frozenset()
     tokenizer = None
     vocab_size: int

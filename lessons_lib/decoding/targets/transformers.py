@@ -142,7 +142,7 @@ class TransformersTarget(Target):
             raise Unsupported(f"{self.name} gives no logits of a next token; load it with AutoModelForCausalLM")
         if config.is_encoder_decoder:
             raise Unsupported(f"{self.name} has an encoder, which this does not run; pass a decoder-only causal model")
-        self.network, self.tokenizer = network.eval(), tokenizer
+        self.network, self.tokenizer, self.device = network.eval(), tokenizer, network.device
         self.text_config = config.get_text_config(decoder=True)
         self.accepts = frozenset(inspect.signature(network.forward).parameters)
         self.per_token = "past_key_values" in self.accepts and caches_per_token(network)
@@ -211,7 +211,7 @@ class TransformersTarget(Target):
         )
 
     def _from_keys_and_values(self, model_input: ModelInput):
-        cache, device, options = model_input.cache, self.network.device, self._options(model_input)
+        cache, device, options = model_input.cache, self.device, self._options(model_input)
         if "position_ids" in self.accepts:
             options["position_ids"] = torch.tensor([cache.positions(model_input.offsets)], device=device)
         if model_input.mask is not None:
@@ -225,7 +225,7 @@ class TransformersTarget(Target):
     @torch.no_grad()  # a state that is part of an autograd graph cannot be copied
     def _from_state(self, model_input: ModelInput):
         """Run one step as transformers' `generate` does: the model itself prepares ids, positions and state."""
-        cache, device = model_input.cache, self.network.device
+        cache, device = model_input.cache, self.device
         first, ids = not cache.ids, torch.tensor([cache.ids + model_input.tokens], device=device)
         positions = {}
         if "position_ids" in self.accepts:

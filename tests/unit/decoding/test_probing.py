@@ -127,14 +127,14 @@ def test_the_spacing_is_that_of_the_targets_format():
 
 def test_texts_are_compared_and_a_target_is_checked_on_a_device_without_float64(monkeypatch):
     """Apple's GPU has none: only a tensor that was brought to the CPU can be turned into one."""
-    on_cpu, cpu, double = set(), torch.Tensor.cpu, torch.Tensor.double
+    on_cpu, cpu, double = [], torch.Tensor.cpu, torch.Tensor.double
 
     def brought(tensor):
-        on_cpu.add(id(made := cpu(tensor).clone()))
-        return made
+        on_cpu.append(cpu(tensor).clone())
+        return on_cpu[-1]
 
     def only_on_cpu(tensor):
-        assert id(tensor) in on_cpu, "Cannot convert a MPS Tensor to float64 dtype"
+        assert any(tensor is one for one in on_cpu), "Cannot convert a MPS Tensor to float64 dtype"
         return double(tensor)
 
     target = TransformersTarget(tiny())
