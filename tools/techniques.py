@@ -40,7 +40,8 @@ KNOWN = (
     ),
     Technique(
         "continuous batching", "serving/vs-sequential", "one request after another", "serving/vs-generate-batch",
-        "transformers' continuous batching", 23, "at most, over static batches of 4; Anyscale, OPT-13B, A100-40GB",
+        "transformers' continuous batching, its start-up included", 23,
+        "at most, over static batches of 4; Anyscale, OPT-13B, A100-40GB",
     ),
     Technique(
         "draft model", "assisted/mixed/vs-plain", "plain decoding", "assisted/vs-transformers",
