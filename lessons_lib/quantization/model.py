@@ -166,7 +166,7 @@ def _w4a8(decoder: nn.Module) -> nn.Module:
 
     device = decoder.norm.device.type
     if problem := native.problem() if device == "cpu" else f"there is no kernel for W4A8 on {device}":
-        say(f"{problem}; W4A8 is computed without, and slowly")
+        say(f"{problem}; W4A8 is slow here")
     return swapped(decoder, make)
 
 
