@@ -29,11 +29,11 @@ from bench.questions import (
 from lessons_lib import Medusa
 from lessons_lib.decoding.generate import draft, new_sequence, step, verify
 from lessons_lib.decoding.probing import repeatable_step
+from lessons_lib.decoding.proposers.medusa import MedusaHeads, load_heads
 from lessons_lib.decoding.proposers.tree_shape import Accuracies, TreeShape, best_size, best_tree
 from lessons_lib.measure.clock import in_turn, rate_ratio
 from lessons_lib.measure.cost import width_cost
 from lessons_lib.models import ModelUnavailable, read_card
-from lessons_lib.models.medusa import MedusaHeads, load_heads
 
 HEADS = "smol-medusa"
 WIDTHS = (1, 2, 4, 6, 8, 11, 16, 24, 32, 48, 64)  # tokens of a step (root and tree) if nothing is compiled

@@ -35,6 +35,7 @@ from lessons_lib.decoding.probing import agreed, first_divergence, logit_gap, lo
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Confidence, Constant
 from lessons_lib.decoding.proposers.jacobi import iterates
+from lessons_lib.decoding.proposers.medusa import MedusaHeads, load_heads, own_parameters, shared_parameters
 from lessons_lib.decoding.proposers.tree_shape import TreeShape, best_size, best_tree, regular, speed_by_size
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, TransformersTarget, as_target
 from lessons_lib.decoding.targets.table import TableTarget
@@ -58,6 +59,7 @@ __all__ = [
     "Constant",
     "DecoderTarget",
     "DraftTree",
+    "MedusaHeads",
     "ModelInput",
     "Proposer",
     "Recording",
@@ -85,16 +87,19 @@ __all__ = [
     "iterates",
     "launch_times",
     "llamacpp",
+    "load_heads",
     "logit_gap",
     "logits_along",
     "make_input",
     "new_sequence",
     "overhead_proxy",
+    "own_parameters",
     "plain_input",
     "regular",
     "repeatable_step",
     "replay",
     "replay_draft",
+    "shared_parameters",
     "speed_by_size",
     "static_and_compiled",
     "step",

@@ -22,7 +22,6 @@ from lessons_lib.models.exits import exit_logits, load_exit  # noqa: E402
 from lessons_lib.models.hub import LanguageModel, cut, load, names  # noqa: E402
 from lessons_lib.models.implementations import attending  # noqa: E402
 from lessons_lib.models.libraries import by_library, bytes_held  # noqa: E402
-from lessons_lib.models.medusa import MedusaHeads, load_heads, own_parameters, shared_parameters  # noqa: E402
 from lessons_lib.models.sparse import (  # noqa: E402
     attention_weights,
     calibrated,
@@ -43,7 +42,6 @@ from lessons_lib.models.trained import read_card  # noqa: E402
 __all__ = [
     "Decoder",
     "LanguageModel",
-    "MedusaHeads",
     "ModelUnavailable",
     "Segment",
     "attend",
@@ -64,13 +62,10 @@ __all__ = [
     "keep_keys",
     "load",
     "load_exit",
-    "load_heads",
     "names",
-    "own_parameters",
     "pick",
     "read_card",
     "rotary_tables",
-    "shared_parameters",
     "skipping",
     "sum_rows",
     "tapped",

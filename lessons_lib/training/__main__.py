@@ -29,13 +29,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lessons_lib.data import RESULTS
+from lessons_lib.decoding.proposers.medusa import MedusaHeads, load_heads, save_heads
 from lessons_lib.decoding.proposers.tree_shape import best_tree
 from lessons_lib.models import LanguageModel, load, pick
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import decoder_of, load_draft, save_draft
 from lessons_lib.models.exits import LAYERSKIP, ExitAdapter, save_layerskip
 from lessons_lib.models.lora import adapters, merge_in_place
-from lessons_lib.models.medusa import MedusaHeads, load_heads, save_heads
 from lessons_lib.models.store import ModelUnavailable
 from lessons_lib.models.trained import OURS
 from lessons_lib.quantization import quantize_model

@@ -16,11 +16,10 @@ from lessons_lib.decoding.draft_tree import DraftTree, plain_input
 from lessons_lib.decoding.generate import StepStats
 from lessons_lib.decoding.prediction import Recording, replay, replay_draft
 from lessons_lib.decoding.proposers.draft_length import Constant
-from lessons_lib.decoding.proposers.medusa import Medusa
+from lessons_lib.decoding.proposers.medusa import Medusa, MedusaHeads
 from lessons_lib.decoding.proposers.tree_shape import TreeShape
 from lessons_lib.decoding.targets import Target
 from lessons_lib.models.decoder import Decoder, NoCache, Segment
-from lessons_lib.models.medusa import MedusaHeads
 from lessons_lib.training.collect import Text
 from lessons_lib.training.medusa import ROWS
 from lessons_lib.training.prompts import CATEGORIES

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lessons_lib.models.medusa import MedusaHeads
+from lessons_lib.decoding.proposers.medusa import MedusaHeads
 from lessons_lib.training.collect import Text, frequent, number_of
 from lessons_lib.training.loop import TrainingRun, optimizers, read_checkpoint, restored, resume, train, update
 from lessons_lib.training.prompts import source

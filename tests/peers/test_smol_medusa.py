@@ -2,9 +2,9 @@
 
 from lessons_lib import Medusa, generate
 from lessons_lib.decoding.generate import tokens_per_pass
+from lessons_lib.decoding.proposers.medusa import load_heads
 from lessons_lib.decoding.proposers.tree_shape import best_tree
 from lessons_lib.models import read_card
-from lessons_lib.models.medusa import load_heads
 from lessons_lib.models.trained import OURS, WEIGHTS
 
 HEADS = "smol-medusa"

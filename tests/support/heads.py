@@ -3,7 +3,7 @@
 import torch
 from support.toys import ToyTarget
 
-from lessons_lib.models.medusa import MedusaHeads
+from lessons_lib.decoding.proposers.medusa import MedusaHeads
 
 SIX = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]  # choices of a tree that can be laid out by hand
 

@@ -1,17 +1,145 @@
-"""Medusa (lesson 09): heads on the target's last hidden state draft a tree of tokens, verified in one forward pass.
+"""Medusa (lesson 09): small heads on the target's final state draft a tree of tokens, verified in one forward pass.
 
-The heads are in models/medusa.py, the shape of the tree and the search for it in tree_shape.py.
-Source: Cai et al. 2024 (arXiv 2401.10774).
+Cai et al. 2024 (arXiv 2401.10774). The state at position t, after the final norm, is the input from which the LM head
+predicts token t + 1; head k = 1, 2, ... predicts token t + k + 1 from the same state. Untrained, every head equals the
+LM head.
+When the heads run, token t + 1 is known already. Optionally the heads read it, too. This is similar to Hydra (Ankner et
+al. 2024, arXiv 2402.05109), whose heads read every token before theirs, while these read only the first.
+
+This file holds the proposer, the heads and their files; the shape of the tree and the search for it are in
+tree_shape.py.
 """
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from lessons_lib.decoding.draft_tree import ROOT, DraftTree, ModelOutput
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.tree_shape import TreeShape, regular
-from lessons_lib.models.medusa import MedusaHeads
+from lessons_lib.models import trained
+from lessons_lib.models.draft import scatter
+from lessons_lib.models.hub import LanguageModel
+from lessons_lib.models.store import ModelUnavailable
+
+
+def shared_parameters(count: int, width: int, blocks: int = 1, root_rank: int = 0) -> int:
+    """Parameters of `count` heads that share the model's LM head: K (R (D^2 + D) + 2 r D)."""
+    return count * (blocks * (width**2 + width) + 2 * root_rank * width)
+
+
+def own_parameters(count: int, width: int, vocab_size: int) -> int:
+    """Parameters of `count` heads with an LM head each, as published: V D more per head."""
+    return shared_parameters(count, width) + count * vocab_size * width
+
+
+class ResidualBlock(nn.Linear):
+    """x + silu(W x + b + more), (..., D) -> (..., D); W and b start at zero, so at first it is the identity.
+
+    The authors' code keeps a random b, so it does not start as the model's own head.
+    """
+
+    def __init__(self, width: int):
+        super().__init__(width, width)
+
+    def reset_parameters(self) -> None:
+        """Initialize W and b; `nn.Linear` calls it."""
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor, more: Tensor | float = 0.0) -> Tensor:
+        """x and more (..., D) -> (..., D)."""
+        return x + F.silu(super().forward(x) + more)
+
+
+def root_reader(width: int, rank: int, seed: int) -> nn.Sequential:
+    """A low-rank map (..., D) -> (..., D) that starts at zero, because its second matrix is zero."""
+    down, up = (skip_init(nn.Linear, *sizes, bias=False) for sizes in ((width, rank), (rank, width)))
+    nn.init.normal_(down.weight, std=width**-0.5, generator=torch.Generator().manual_seed(seed))
+    nn.init.zeros_(up.weight)
+    return nn.Sequential(down, up)
+
+
+class MedusaHeads(nn.Module):
+    """K Medusa heads on a model with the LM head lm_head (V, D), whose device and dtype they have.
+
+    All heads share the LM head, which is neither trained nor a parameter: one matmul computes the logits of all heads.
+    The published heads have a trainable copy each.
+
+    count: number of heads K. blocks: residual blocks of each head (R).
+    root_rank: rank r of the map by which a head's first block also reads the token sampled from the state, as the LM
+    head's row of that token, scaled to root mean square 1. 0: heads read only the state, as published.
+    """
+
+    def __init__(self, lm_head: Tensor, count: int = 4, blocks: int = 1, root_rank: int = 0):
+        super().__init__()
+        if count < 1 or blocks < 1:
+            raise ValueError(f"at least one head of one block is needed, not {count} of {blocks}")
+        self.vocab_size, self.width = lm_head.shape
+        self.count, self.blocks, self.root_rank = count, blocks, root_rank
+        lm_head = lm_head.detach()
+        stacks = [nn.Sequential(*(ResidualBlock(self.width) for _ in range(blocks))) for _ in range(count)]
+        self.stacks = nn.ModuleList(stacks).to(lm_head.device, lm_head.dtype)
+        readers = [root_reader(self.width, root_rank, seed) for seed in range(count if root_rank else 0)]
+        self.root_readers = nn.ModuleList(readers).to(lm_head.device, lm_head.dtype)
+        self.register_buffer("lm_head", lm_head, persistent=False)
+        self.register_buffer("rows", lm_head, persistent=False)  # rows of the tokens that are scored
+        self.register_buffer("kept", None, persistent=False)
+
+    def trim(self, kept: Tensor) -> None:
+        """From now on score only the tokens `kept` (K,), so read fewer rows (Zhao et al. 2025, arXiv 2502.14856)."""
+        self.kept = kept.to(self.lm_head.device, torch.long)
+        self.rows = self.lm_head[self.kept]
+
+    @property
+    def scored(self) -> int:
+        """Number of tokens that the heads score."""
+        return len(self.rows)
+
+    def states(self, final: Tensor, count: int | None = None, chosen: Sequence[int] | Tensor | None = None) -> Tensor:
+        """States after the first `count` heads' blocks: (T, D) after the final norm -> (T, K, D).
+
+        Arguments as `forward`.
+        """
+        if self.root_readers:
+            if chosen is None:
+                raise ValueError(
+                    "these heads also read the tokens that were chosen from the states; give chosen=, (T,) ids"
+                )
+            root = self.lm_head[torch.as_tensor(chosen, device=self.lm_head.device)]
+            root = F.rms_norm(root, (self.width,))
+        states = []
+        for k, (first, *rest) in enumerate(self.stacks[:count]):
+            x = first(final, self.root_readers[k](root) if self.root_readers else 0.0)
+            for block in rest:
+                x = block(x)
+            states.append(x)
+        return torch.stack(states, dim=1)
+
+    def forward(self, final: Tensor, count: int | None = None, chosen: Sequence[int] | Tensor | None = None) -> Tensor:
+        """Logits of the first `count` heads (None: all): (T, D) after the final norm -> (T, K, V).
+
+        Tokens that trimmed heads do not score get -inf. chosen: (T,), the token sampled from each state, required by
+        heads that read it and ignored by others.
+        """
+        scores = self.scores(final, count, chosen)
+        return scores if self.kept is None else scatter(scores, self.kept, self.vocab_size)
+
+    def top_tokens(self, final: Tensor, ranks: int, count: int | None = None, chosen=None) -> Tensor:
+        """The `ranks` most probable tokens of each head, best first: (T, K, ranks). Other arguments as `forward`.
+
+        ranks: at most `scored`.
+        """
+        best = self.scores(final, count, chosen).topk(ranks).indices
+        return best if self.kept is None else self.kept[best]
+
+    def scores(self, final: Tensor, count: int | None = None, chosen=None) -> Tensor:
+        """As `forward`, but logits of the scored tokens only, in the order of `kept`: (T, K, scored)."""
+        return F.linear(self.states(final, count, chosen), self.rows)
 
 
 class Medusa(Proposer):
@@ -71,3 +199,40 @@ class Medusa(Proposer):
         for choice in self.shape.choices:  # level by level, so parents come first
             if len(choice) <= len(best) and nodes.get(choice[:-1]) is not None:
                 nodes[choice] = tree.add(nodes[choice[:-1]], best[len(choice) - 1][choice[-1]])
+
+
+def save_heads(heads: MedusaHeads, folder: Path, base: str, **card) -> None:
+    """Store the heads' parameters and a card that names their model. card: further entries.
+
+    fp16 rather than bf16: such small weights need no wide exponent, and rounding is eight times finer.
+    """
+    tensors = {name: value.to(torch.float16) for name, value in heads.named_parameters()}
+    if heads.kept is not None:
+        tensors["kept"] = heads.kept.to(torch.int32)
+    sizes = {name: getattr(heads, name) for name in ("count", "blocks", "root_rank", "width", "vocab_size")}
+    trained.write(folder, tensors, base=base, **sizes, kept=heads.scored, **card)
+
+
+def load_heads(name: str | Path, model: LanguageModel, count: int | None = None) -> MedusaHeads:
+    """Load the stored heads of this name or folder, on the model's device and in its dtype.
+
+    count: expected number of heads (None: any). Raises ModelUnavailable if there are none; ValueError for heads of
+    another model or number.
+    """
+    if not (card := trained.read_card(name)):
+        raise ModelUnavailable(f"{name} holds no heads; train some with `python -m lessons_lib.training heads`.")
+    lm_head = model.network.get_output_embeddings().weight
+    if card["base"] != model.name or (card["vocab_size"], card["width"]) != tuple(lm_head.shape):
+        raise ValueError(
+            f"{name} holds heads of {card['base']!r} (vocabulary {card['vocab_size']}, width {card['width']}), not of "
+            f"{model.name!r} ({lm_head.shape[0]}, {lm_head.shape[1]}); load that model, or train heads for this one"
+        )
+    if count not in (None, card["count"]):
+        raise ValueError(f"{name} holds {card['count']} heads, not {count}; ask for {card['count']} or train others")
+    heads = MedusaHeads(lm_head, card["count"], card["blocks"], card["root_rank"])
+    tensors = trained.read_weights(name)
+    kept = tensors.pop("kept", None)
+    heads.load_state_dict(tensors)
+    if kept is not None:
+        heads.trim(kept)
+    return heads.eval().requires_grad_(False)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from lessons_lib.decoding.proposers.medusa import load_heads
 from lessons_lib.decoding.proposers.tree_shape import TreeShape
 from lessons_lib.models import read_card, tiny
 from lessons_lib.models.draft import load_draft
-from lessons_lib.models.medusa import load_heads
 from lessons_lib.models.store import ModelUnavailable
 from lessons_lib.training import __main__ as command_line
 from lessons_lib.training import collect, evaluate

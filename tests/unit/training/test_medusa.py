@@ -8,7 +8,7 @@ import torch
 from support.heads import random_heads
 from support.pieces import assert_pieces_end_alike
 
-from lessons_lib.models.medusa import MedusaHeads
+from lessons_lib.decoding.proposers.medusa import MedusaHeads
 from lessons_lib.training import collect, medusa, prompts
 from lessons_lib.training.collect import Text, Writer
 from lessons_lib.training.medusa import MISSING, HeadsRecipe, train_heads

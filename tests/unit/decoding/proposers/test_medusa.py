@@ -18,11 +18,11 @@ from lessons_lib import Greedy, Medusa, generate
 from lessons_lib.decoding import sampling
 from lessons_lib.decoding.draft_tree import ROOT, DraftTree, ModelOutput, plain_input
 from lessons_lib.decoding.generate import new_sequence, step
+from lessons_lib.decoding.proposers.medusa import MedusaHeads
 from lessons_lib.decoding.proposers.tree_shape import regular
 from lessons_lib.decoding.targets import Unsupported
 from lessons_lib.decoding.targets.table import TableTarget
 from lessons_lib.models import tiny
-from lessons_lib.models.medusa import MedusaHeads
 
 V, N = 11, 30
 PROMPT = [5, 3, 3, 1, 7, 5, 3, 3, 1]

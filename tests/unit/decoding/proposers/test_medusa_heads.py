@@ -8,15 +8,15 @@ from support.heads import heads_of, random_heads
 
 from lessons_lib import Medusa
 from lessons_lib.decoding.draft_tree import ModelInput
-from lessons_lib.decoding.targets import TransformersTarget
-from lessons_lib.models import LanguageModel, ModelUnavailable, read_card, tiny, trained
-from lessons_lib.models.medusa import (
+from lessons_lib.decoding.proposers.medusa import (
     MedusaHeads,
     load_heads,
     own_parameters,
     save_heads,
     shared_parameters,
 )
+from lessons_lib.decoding.targets import TransformersTarget
+from lessons_lib.models import LanguageModel, ModelUnavailable, read_card, tiny, trained
 
 FORMS = [dict(), dict(blocks=3), dict(root_rank=4), dict(blocks=2, root_rank=4)]
 IDS = [5, 80, 3, 61]
