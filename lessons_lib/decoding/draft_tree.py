@@ -15,27 +15,27 @@ from torch import Tensor
 from lessons_lib.caches.cache import Cache, causal_mask
 
 ROOT = -1  # the last committed token, parent of the first draft tokens
-MODES = ("greedy", "iid", "without_replacement")
+MODES = ("unsampled", "iid", "without_replacement")
 
 
 @dataclass(frozen=True)
 class Children:
     """The draft tokens below one node and how they were sampled. The lossless acceptance rule needs both.
 
-    mode: "iid" (with replacement), "without_replacement", or "greedy" for tokens not sampled from a q: the argmax, a
+    mode: "iid" (with replacement), "without_replacement", or "unsampled" for tokens not sampled from a q: the argmax, a
     copy, any token that does not depend on the random numbers of the acceptance rule.
-    q: (V,) the distribution the tokens were sampled from; None for "greedy".
+    q: (V,) the distribution the tokens were sampled from; None for "unsampled".
     tokens: in the order they were sampled. With "iid" a token may be listed several times; it still has only one node.
     """
 
-    mode: str = "greedy"
+    mode: str = "unsampled"
     q: Tensor | None = None
     tokens: list[int] = field(default_factory=list)
 
     def __post_init__(self):
         if self.mode not in MODES:
             raise ValueError(f"mode {self.mode!r} is unknown; one of {', '.join(MODES)}")
-        if self.mode != "greedy" and self.q is None:
+        if self.mode != "unsampled" and self.q is None:
             raise ValueError(f"mode {self.mode!r} needs q, the distribution that the tokens were sampled from")
         if self.q is not None and not self.q.isfinite().all():
             raise ValueError("q holds NaN or infinity; give probabilities")
@@ -92,7 +92,7 @@ class DraftTree:
         tree.add_chain(tokens)
         return tree
 
-    def add(self, parent: int, token: int, mode: str = "greedy", q: Tensor | None = None) -> int | None:
+    def add(self, parent: int, token: int, mode: str = "unsampled", q: Tensor | None = None) -> int | None:
         """Add a draft token below `parent` -> its node, or None if it does not fit the budget.
 
         Adding a token that `parent` already has returns the existing node. mode, q: see Children; all children of one
@@ -101,7 +101,7 @@ class DraftTree:
         if not ROOT <= parent < len(self.tokens):
             raise ValueError(f"there is no node {parent} to add a token to; add parents first")
         known = self.child(parent, token)
-        if known is not None and mode == "greedy":
+        if known is not None and mode == "unsampled":
             return known
         # For sampled tokens the budget decides before the value does. If a repeated token were kept where a new one
         # does not fit, the choice would depend on the value, and the output would not follow the target's distribution.

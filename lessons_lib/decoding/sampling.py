@@ -118,7 +118,7 @@ def choose_child(
     """Multi-round rejection sampling at one node -> (token, accepted). The token follows p (V,).
 
     children: draft tokens in the order sampled. q (V,): the distribution that the first was sampled from; None in mode
-    "greedy", where draft tokens were chosen without sampling.
+    "unsampled", where draft tokens were chosen without sampling.
     A child that was sampled from w is accepted with probability min(1, p / w); else p becomes the residual,
     normalise((p - w)+), for the next child, and at last for a token of its own. That is exact: a token x is sampled and
     accepted with probability min(p, w)(x), and comes out after a rejection with (p - w)+(x); together p(x). By
@@ -126,7 +126,7 @@ def choose_child(
     """
     for token in children:
         # w: q, or for an unsampled token all mass on this token
-        if mode == "greedy":
+        if mode == "unsampled":
             w = torch.zeros_like(p).index_fill_(0, torch.tensor([token], device=p.device), 1.0)
         else:
             w = q.to(p)

@@ -4,7 +4,7 @@
 
 Bytes and FLOPs follow from a ModelConfig; the rates come from `machine.probe`. The formula has four forms:
 
-- `limit`, `predict_decode_step`: one pass, from the probe's rates; `CalibratedCost`: one pass, from timed matmuls
+- `limit`, `predict_decode_step`: one pass, from the probe's rates (lessons use those of `machine.calibrate`, too)
 - `StepCost`: a sequence that decodes w tokens per pass, by the width curve v(w): speculation, trees, the ladder
 - `LinearCost`, `RooflineCost`: a batch, from its `Load`: serving and its simulator
 
@@ -97,32 +97,6 @@ def predict_decode_step(config: ModelConfig, hardware: Hardware, dtype: str) -> 
     """Predict the seconds of one decode step, its cache empty, from the rates that were measured in this dtype."""
     moved = bytes_decode(config, weight_bytes=ELEMENT_BYTES[dtype])
     return max(moved / hardware.matvec_bandwidth[dtype], flops_decode(config) / hardware.matmul_flops[dtype])
-
-
-@dataclass(frozen=True)
-class CalibratedCost:
-    """Rates of one model's own matmuls in one dtype, timed by `machine.calibrate`.
-
-    prompts: {tokens T: seconds of a prefill's matmuls}; steps: {batch b: seconds of a decode step's matmuls}, including
-    b = 1.
-    """
-
-    config: ModelConfig
-    hardware: Hardware
-    dtype: str
-    prompts: dict[int, float]
-    steps: dict[int, float]
-
-    @property
-    def bandwidth(self) -> float:
-        """Bytes/s at which matrix-vector products read this model's weights."""
-        return self.config.weights * ELEMENT_BYTES[self.dtype] / self.steps[1]
-
-    @property
-    def flop_rate(self) -> float:
-        """FLOP/s of the matmuls of the longest timed prompt."""
-        most = max(self.prompts)
-        return flops(self.config, most, 1, 0) / self.prompts[most]
 
 
 # --- One sequence, several tokens a pass: the width curve, speculation, the ladder

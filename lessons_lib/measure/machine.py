@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from lessons_lib.measure import clock, tables
-from lessons_lib.measure.config import ModelConfig
-from lessons_lib.measure.cost import CalibratedCost
+from lessons_lib.measure.config import ELEMENT_BYTES, ModelConfig
+from lessons_lib.measure.cost import flops
 from lessons_lib.paths import cache_dir, write_whole
 from lessons_lib.progress import say
 
@@ -370,13 +370,10 @@ def linears(shape: ModelConfig, dtype: str, device: Any, rows: int = 1, head_row
         return inside + best(lambda: torch.nn.functional.linear(last, head), device)
 
 
-def calibrate(
-    config: ModelConfig, hardware: Hardware, dtype: str, prompts: Sequence[int], batches: Sequence[int]
-) -> CalibratedCost:
-    """Time this model's matmuls for these prompt lengths and batch sizes, each twice; the faster time counts."""
+def calibrate(config: ModelConfig, dtype: str, device: Any, tokens: int) -> tuple[float, float]:
+    """B' and F', the rates of torch's eager matmuls with this model's own matrices, each timed twice.
 
-    def matmuls(rows: int, head_rows: int) -> float:
-        return min(linears(config, dtype, hardware.device, rows, head_rows) for _ in range(2))
-
-    steps = {b: matmuls(b, b) for b in sorted({1, *batches})}
-    return CalibratedCost(config, hardware, dtype, {t: matmuls(t, 1) for t in prompts}, steps)
+    B': bytes/s of a pass over one token. F': FLOP/s of a pass over `tokens` tokens, with the head for the last one.
+    """
+    decode, prefill = (min(linears(config, dtype, device, rows) for _ in range(2)) for rows in (1, tokens))
+    return config.weights * ELEMENT_BYTES[dtype] / decode, flops(config, tokens, 1, 0) / prefill

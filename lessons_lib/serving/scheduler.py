@@ -284,18 +284,17 @@ class Scheduler:
         Returns False if the sequence itself was preempted.
         """
         while not self.pool.allocate(seq, seq.num_computed_tokens + tokens):
-            victim = self.running[-1]
+            victim = self.running[-1]  # comes after seq in `_continue`, so the plan has no row of it yet
             self._preempt(victim, plan)
             if victim is seq:
                 return False
         return True
 
     def _preempt(self, seq: Sequence, plan: Plan) -> None:
-        """Take a sequence out of the step, free its slot and blocks, and queue it again by its arrival.
+        """Free a sequence's slot and blocks, and queue it again by its arrival.
 
         Blocks that hold cached prefixes stay findable in the pool until they are needed; the rest is computed again.
         """
-        plan.rows = [row for row in plan.rows if row.seq is not seq]
         plan.preempted.append(seq)
         self._leave(seq)
         seq.restart()

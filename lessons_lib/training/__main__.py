@@ -286,6 +286,7 @@ def run_layerskip_evaluate(options: argparse.Namespace) -> None:
         run = layerskip.trained(decoder, folder_of(LAYERSKIP, options.run))
         check_finished(options.run, run.step, run.recipe.steps)
         found |= {"recipe": asdict(run.recipe), "steps": run.step, "seconds": run.seconds, "curve": run.curve}
+        found |= run.dropout.record()
         weights = {name: weight.clone() for name, weight in adapters(run.model).items()}  # merging clears B
         merge_in_place(run.model)
     # every exit on examples of tables that training has not seen

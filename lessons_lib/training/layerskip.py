@@ -68,25 +68,35 @@ class LayerDropout:
     """Draws, for every layer and every text of a batch, whether the text skips the layer.
 
     Each layer has a generator of its own: with a common seed, layers would drop the same texts. Nothing is rescaled.
+    drawn: texts so far. dropped (L,): how many of them skipped each layer.
     """
 
     def __init__(self, rates: Tensor, seed: int):
         self.rates = rates
         self.generators = [torch.Generator().manual_seed(seed * len(rates) + layer) for layer in range(len(rates))]
+        self.drawn, self.dropped = 0, torch.zeros(len(rates), dtype=torch.long)
 
     def keep(self, texts: int) -> list[Tensor]:
         """Indices (K,) of the texts that each layer processes."""
         draws = torch.stack([torch.rand(texts, generator=generator) for generator in self.generators])
-        return [row.nonzero()[:, 0] for row in draws >= self.rates[:, None]]
+        kept = draws >= self.rates[:, None]
+        self.drawn, self.dropped = self.drawn + texts, self.dropped + (~kept).sum(1)
+        return [row.nonzero()[:, 0] for row in kept]
+
+    def record(self) -> dict:
+        """Rates asked for and realised, for the log."""
+        return {"rates": self.rates.tolist(), "dropped": self.dropped.tolist(), "drawn": self.drawn}
 
     def state(self) -> dict:
         """What a checkpoint holds."""
-        return {"generators": [generator.get_state() for generator in self.generators]}
+        states = [generator.get_state() for generator in self.generators]
+        return {"generators": states, "drawn": self.drawn, "dropped": self.dropped}
 
     def restore(self, state: dict) -> None:
         """Continue from a checkpoint."""
         for generator, saved in zip(self.generators, state["generators"], strict=True):
             generator.set_state(saved)
+        self.drawn, self.dropped = state["drawn"], state["dropped"]
 
 
 # --- Early-exit loss: a weighted sum of the losses of all exits that the curriculum enables

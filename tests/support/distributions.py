@@ -31,7 +31,7 @@ def exact_distribution(run) -> dict:
 def correction_from_p(p, children, q, mode, generator):
     """Wrong on purpose: after a rejection it draws from p, in which the rejected token is still there."""
     for token in children:
-        if sampling._uniform(p, generator) * (1.0 if mode == "greedy" else q[token]) < p[token]:
+        if sampling._uniform(p, generator) * (1.0 if mode == "unsampled" else q[token]) < p[token]:
             return token, True
     return int(torch.multinomial(p, 1, generator=generator)), False
 

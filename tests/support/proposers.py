@@ -11,7 +11,7 @@ from lessons_lib.decoding.proposers.early_exit import EarlyExit
 from lessons_lib.decoding.proposers.lookahead import Lookahead
 
 
-def tree_of(tokens: Sequence[int], parents: Sequence[int], mode: str = "greedy", q=None, **budget) -> DraftTree:
+def tree_of(tokens: Sequence[int], parents: Sequence[int], mode: str = "unsampled", q=None, **budget) -> DraftTree:
     """A tree by lists, in which a parent is the number of a token in the list; q: parent -> its distribution."""
     tree, nodes = DraftTree(**budget), {ROOT: ROOT}
     for number, (token, parent) in enumerate(zip(tokens, parents, strict=True)):

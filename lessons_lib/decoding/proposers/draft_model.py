@@ -30,7 +30,7 @@ class DraftModel(Proposer):
     gamma: tokens drafted per step (transformers: num_assistant_tokens), for a tree its depth; or a schedule from
     draft_length.
     children: number of children of each node, level by level, then 1: () is a chain, (3, 2) has six branches.
-    mode: "greedy" takes the draft model's top tokens. "iid" and "without_replacement" sample from its distribution q
+    mode: "unsampled" takes the draft model's top tokens. "iid" and "without_replacement" sample from its distribution q
     after `sampling`. All modes are lossless under Greedy and Sampling; sampled drafts pay off under Sampling.
     generator: randomness of the draft. Share the one passed to `generate`, or seed it differently: with equal seeds,
     draft tokens and the random numbers that verify them would be correlated.
@@ -40,15 +40,15 @@ class DraftModel(Proposer):
         self,
         draft,
         gamma: int | DraftLength = 5,
-        mode: str = "greedy",
+        mode: str = "unsampled",
         children: Sequence[int] = (),
         sampling: Sampling | None = None,
         generator: torch.Generator | None = None,
     ):
         if mode not in MODES:
             raise ValueError(f"mode {mode!r} is unknown; one of {', '.join(MODES)}")
-        if mode == "greedy" and sampling:
-            raise ValueError('mode "greedy" samples nothing; choose mode "iid" or leave `sampling` out')
+        if mode == "unsampled" and sampling:
+            raise ValueError('mode "unsampled" samples nothing; choose mode "iid" or leave `sampling` out')
         for count in children:
             check_integers(children=count)
         if any(count < 1 for count in children):
@@ -118,7 +118,7 @@ class DraftModel(Proposer):
         for node, scores, row in zip(level, logits, q, strict=True):
             if node != ROOT and tree.tokens[node] in self.target.eos:
                 continue  # no tokens after EOS
-            if self.mode == "greedy":
+            if self.mode == "unsampled":
                 made = [tree.add(node, token) for token in self._best(scores, row, count)]
             else:
                 made = sample_children(tree, node, row, count, self.mode, self.generator)
@@ -136,10 +136,10 @@ class DraftModel(Proposer):
         """Convert draft logits (n, draft V) to the target's vocabulary (n, target V), with -inf for unused ids.
 
         q is then normalised over the shared ids. The target's logits are not changed, padding ids included, since its
-        own output is the reference. Mode "greedy" needs no q, so the logits are only cut to the shared ids.
+        own output is the reference. Mode "unsampled" needs no q, so the logits are only cut to the shared ids.
         """
         known, padding = logits[:, : self.known], self.target.vocab_size - self.known
-        return known if self.mode == "greedy" or not padding else pad(known, (0, padding), value=float("-inf"))
+        return known if self.mode == "unsampled" or not padding else pad(known, (0, padding), value=float("-inf"))
 
     def _has_room(self, tree: DraftTree, level: Sequence[int]) -> bool:
         """Whether the target's budget allows another level, and the draft cache has room for this one."""

@@ -14,7 +14,6 @@ from lessons_lib.attention import Memory, tiled
 from lessons_lib.course import (
     assisted,
     attention,
-    batching,
     figures,
     kv_cache,
     ladder,
@@ -28,13 +27,9 @@ from lessons_lib.course import (
 from lessons_lib.course.display import figure_of, problems
 from lessons_lib.decoding.prediction import Recording, replay
 from lessons_lib.decoding.proposers.tree_shape import TreeShape, regular
-from lessons_lib.decoding.sequence import Sequence
 from lessons_lib.measure.clock import Samples
 from lessons_lib.measure.config import CONFIGS
-from lessons_lib.measure.cost import LinearCost, StepCost, width_curve
-from lessons_lib.serving.block_pool import BlockPool
-from lessons_lib.serving.scheduler import Continuous, Scheduler, Static
-from lessons_lib.serving.simulator import simulate
+from lessons_lib.measure.cost import StepCost, width_curve
 
 SMOL = CONFIGS["smollm2-135m"]
 WIDTHS = {1: 1.0, 8: 1.5, 31: 3.0, 64: 5.0}
@@ -44,18 +39,11 @@ ACCURACIES = [[0.6, 0.2, 0.1], [0.5, 0.2]]
 COPIED = Recording([1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 7, 8, 9])
 
 
-def served(policy, outputs=(3, 6, 2, 5, 4)):
-    """The log of a simulated run of a few requests."""
-    requests = [Sequence(i, 0.0, 4, n) for i, n in enumerate(outputs)]
-    return simulate(requests, Scheduler(BlockPool(100, 1), 4, policy), LinearCost(step=1.0))
-
-
 def rows(**columns):
     """Rows of dicts from columns of equal length."""
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
-LOGS = {"static": served(Static()), "continuous": served(Continuous())}
 COPIES = [("I say ", "model"), ("what you said, ", "prompt"), ("again $x$", "answer")]
 DRAFTED = assisted.Drafted([1, 2, 3, 4, 5, 6], [2, 3, 9, 5, 6])
 LENGTHS = rows(gamma=(1, 2, 4), predicted=(1.2, 1.5, 1.1), counted=(1.1, 1.4, 1))
@@ -77,7 +65,6 @@ PARTS = ladder.Parts(
 )
 TRAINING = [{"step": 1, "loss": 9}, {"step": 2, "loss": 7, "held_loss": 8, "top1": [0.5, 0.2], "top5": [0.7, 0.4]},
             {"step": 4, "loss": 6, "held_loss": 6, "top1": [0.6, 0.3], "top5": [0.8, 0.45]}]  # fmt: skip
-SYSTEMS = rows(longest=(32, 1536, 32, 1536), system="aabb", gain=(1, 2, 3, 9), published_gain=(None, None, None, 8))
 
 PLOTS = {
     "shared: width curve": lambda: figures.plot_width_curve({"decoder": CURVE, "compiled": CURVE}),
@@ -88,12 +75,6 @@ PLOTS = {
         [{"label": n, "x": x, "y": x + i} for i, n in enumerate("ab") for x in (1, 8)], "x", "y", "log"),
     "04 tiles": lambda: attention.plot_tiles(8, 8, 2, 2),
     "04 many tiles": lambda: attention.plot_tiles(64, 64, 1, 1),
-    "05 load": lambda: batching.plot_load(
-        [{"policy": p, "rate": r, "wait": r * k} for p, k in (("dynamic", 1), ("continuous", 2)) for r in (1, 2)],
-        "wait", limit=0.5, highest={"continuous": 1.5}, title="load"),
-    "05 memory": lambda: batching.plot_memory(LOGS, "memory"),
-    "05 tails": lambda: batching.plot_tails({"whole": [30, 10, 20, 40], "chunked": [20, 20, 25, 30]}, "tails"),
-    "05 gains": lambda: batching.plot_batching_gains(SYSTEMS, "gains"),
     "06 overlap": lambda: assisted.plot_overlap([0.5, 0.3, 0.2], [0.2, 0.5, 0.3], "abc"),
     "06 draft length": lambda: assisted.plot_draft_length(LENGTHS, chosen=2),
     "06 when it pays": lambda: assisted.plot_pays(

@@ -146,7 +146,7 @@ def test_a_chain_needs_no_mask():
     (lambda: DraftTree().add(ROOT, 1, "best"), "mode 'best' is unknown"),
     (lambda: DraftTree().add(ROOT, 1, "iid"), "mode 'iid' needs q"),
     (lambda: DraftTree().add(ROOT, 1, "iid", torch.tensor([float("nan")])), "NaN"),
-    (lambda: tree_of([1], [-1]).add(ROOT, 2, "iid", EVEN), "of one mode, not 'greedy' and 'iid'"),
+    (lambda: tree_of([1], [-1]).add(ROOT, 2, "iid", EVEN), "of one mode, not 'unsampled' and 'iid'"),
     (lambda: DraftTree().add_side(SideTokens([1], [1, 2], [[True]])), "side tokens need one offset"),
 ])  # fmt: skip
 def test_what_is_no_tree_is_refused(make, said):

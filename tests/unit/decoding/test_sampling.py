@@ -56,7 +56,7 @@ def test_output_is_p_and_acceptance_as_computed_by_hand(count, mode, expected):
 
 
 def test_point_children_are_accepted_with_their_own_mass():
-    out, accepted = summed(lambda: choose_child(P, [1, 2], None, "greedy", None), 3)
+    out, accepted = summed(lambda: choose_child(P, [1, 2], None, "unsampled", None), 3)
     assert accepted == pytest.approx(0.5)
     torch.testing.assert_close(out, P, rtol=0, atol=1e-12)
 
@@ -103,9 +103,9 @@ def test_the_ratio_rule_on_a_top_1_child_is_caught_as_biased():
     """p=(.5,.5), q=(.6,.4), one top-1 child: (.833, .167) by the ratio, (.5, .5) by the point rule."""
     p, q = torch.tensor([0.5, 0.5], dtype=torch.float64), torch.tensor([0.6, 0.4], dtype=torch.float64)
     first = {
-        mode: float(summed(lambda m=mode: choose_child(p, [0], q, m, None), 2)[0][0]) for mode in ("iid", "greedy")
+        mode: float(summed(lambda m=mode: choose_child(p, [0], q, m, None), 2)[0][0]) for mode in ("iid", "unsampled")
     }
-    assert first == {"iid": pytest.approx(5 / 6), "greedy": pytest.approx(0.5)}
+    assert first == {"iid": pytest.approx(5 / 6), "unsampled": pytest.approx(0.5)}
 
 
 def test_a_token_of_probability_zero_is_refused_even_by_a_zero_draw():
@@ -215,14 +215,14 @@ def elsewhere(monkeypatch):
     return SimpleNamespace(device=torch.device("meta"))
 
 
-@pytest.mark.parametrize("mode", ["greedy", "iid", "without_replacement"])
+@pytest.mark.parametrize("mode", ["unsampled", "iid", "without_replacement"])
 def test_a_token_is_judged_and_sampled_by_a_generator_on_another_device(elsewhere, mode):
     for children in ([], [1], [2, 1]):
         token, accepted = choose_child(P, children, Q, mode, elsewhere)
         assert 0 <= token < 3 and (token in children or not accepted)
     path, token = Typical().accept(DraftTree(), P.log()[None], elsewhere)
     assert path == [] and 0 <= token < 3
-    if mode != "greedy":
+    if mode != "unsampled":
         nodes = sampling.sample_children(tree := DraftTree(), -1, Q, 2, mode, elsewhere)
         assert len(nodes) == len(tree.children[-1].tokens) == 2
 

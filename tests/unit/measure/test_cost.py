@@ -18,7 +18,6 @@ from lessons_lib.measure import cost, machine
 from lessons_lib.measure.clock import Samples
 from lessons_lib.measure.config import CONFIGS, DATA_SHEETS, ModelConfig
 from lessons_lib.measure.cost import (
-    CalibratedCost,
     LinearCost,
     Load,
     RooflineCost,
@@ -34,7 +33,6 @@ from lessons_lib.measure.cost import (
     walltime_factor,
     width_cost,
 )
-from lessons_lib.measure.machine import Hardware
 from lessons_lib.serving.scheduler import Plan, Row
 from lessons_lib.serving.simulator import load_of
 
@@ -137,22 +135,14 @@ def test_quantized_weights_keep_a_16_bit_cache():
 
 SHAPE = ModelConfig("toy", 2, 8, 2, 1, 4, 16, 100, 64)
 
-HARDWARE = Hardware("cpu", "toy", 1, 10.0, 100.0, {"bf16": 50.0}, {"bf16": 1000.0})
 
-COST = CalibratedCost(SHAPE, HARDWARE, "bf16", {4: 2.0, 8: 3.0}, {1: 1.0, 2: 1.5})
-
-
-def test_measuring_times_every_length_and_batch_and_always_one_token(monkeypatch):
-    asked = []
-    monkeypatch.setattr(machine, "linears", lambda *args: asked.append(args[3:]) or 1.0 / len(asked))
-    cost = machine.calibrate(SHAPE, HARDWARE, "bf16", prompts=[4, 8], batches=[2])
-    assert asked == [(1, 1)] * 2 + [(2, 2)] * 2 + [(4, 1)] * 2 + [(8, 1)] * 2
-    assert cost.steps == {1: 1 / 2, 2: 1 / 4} and cost.prompts == {4: 1 / 6, 8: 1 / 8}  # the faster of two
-
-
-def test_rates_follow_from_the_products():
-    assert COST.bandwidth == SHAPE.weights * 2 / 1.0
-    assert COST.flop_rate == 2 * (SHAPE.layer_weights * 8 + SHAPE.head_weights) / 3.0
+def test_rates_follow_from_the_faster_of_two_timings(monkeypatch):
+    asked, took = [], iter([4.0, 1.0, 3.0, 5.0])
+    monkeypatch.setattr(machine, "linears", lambda *args: asked.append(args[3:]) or next(took))
+    bandwidth, flop_rate = machine.calibrate(SHAPE, "bf16", "cpu", 8)
+    assert asked == [(1,)] * 2 + [(8,)] * 2
+    assert bandwidth == SHAPE.weights * 2 / 1.0
+    assert flop_rate == 2 * (SHAPE.layer_weights * 8 + SHAPE.head_weights) / 3.0
 
 
 CURVE = {1: 1.0, 2: 1.5, 4: 2.0, 8: 4.0}

@@ -57,7 +57,7 @@ def models(seed: int, noise: float):
     gamma=st.integers(1, 6),
     count=st.integers(1, 20),
     children=st.lists(st.integers(1, 3), max_size=2),
-    mode=st.sampled_from(["greedy", "iid", "without_replacement"]),
+    mode=st.sampled_from(["unsampled", "iid", "without_replacement"]),
 )
 def test_greedy_text_is_kept_for_random_prompts_drafts_and_shapes(seed, noise, prompt, gamma, count, children, mode):
     target, draft = models(seed, noise)

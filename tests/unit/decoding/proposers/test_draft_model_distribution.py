@@ -23,10 +23,10 @@ def sampled(target, proposer, seed: int, count: int):
 
 
 DISTRIBUTIONS = [
-    pytest.param(3, 4, dict(mode="greedy"), id="greedy draft"),
+    pytest.param(3, 4, dict(mode="unsampled"), id="greedy draft"),
     pytest.param(3, 4, dict(mode="iid"), id="chain"),
     pytest.param(2, 5, dict(mode="iid"), id="long chain"),
-    pytest.param(3, 4, dict(mode="greedy", children=(2,)), id="top-k tree"),
+    pytest.param(3, 4, dict(mode="unsampled", children=(2,)), id="top-k tree"),
     pytest.param(2, 4, dict(mode="iid", children=(2, 2)), id="sampled tree"),
     pytest.param(3, 3, dict(mode="iid", children=(3,)), id="three draws, some of them repeated"),
     pytest.param(3, 3, dict(mode="without_replacement", children=(2,)), id="without replacement"),
@@ -76,7 +76,7 @@ class Trimmed(DraftModel):
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
-@pytest.mark.parametrize("mode", ["greedy", "iid", "without_replacement"])
+@pytest.mark.parametrize("mode", ["unsampled", "iid", "without_replacement"])
 def test_a_tree_cut_to_a_node_budget_keeps_the_targets_probabilities(mode, most):
     target, proposer = random_distribution(2, seed=1), Trimmed(random_distribution(2, seed=2), 2, mode, (2, 2))
     proposer.most = most
@@ -86,7 +86,7 @@ def test_a_tree_cut_to_a_node_budget_keeps_the_targets_probabilities(mode, most)
 class RepeatsAreFree(DraftTree):
     """Wrong on purpose: where no new node fits, a repeated token is kept and another one is dropped, by its value."""
 
-    def add(self, parent, token, mode="greedy", q=None):
+    def add(self, parent, token, mode="unsampled", q=None):
         known = self.child(parent, token)
         if known is None or self.fits(parent):
             return super().add(parent, token, mode, q)
@@ -104,7 +104,7 @@ def test_a_cut_that_looks_at_the_tokens_is_caught(kind, caught):
 class Forgetful(DraftTree):
     """Wrong on purpose: forgets how often a token was sampled."""
 
-    def add(self, parent, token, mode="greedy", q=None):
+    def add(self, parent, token, mode="unsampled", q=None):
         known = self.child(parent, token)
         return super().add(parent, token, mode, q) if known is None else known
 
@@ -112,7 +112,7 @@ class Forgetful(DraftTree):
 class Sorted(DraftTree):
     """Wrong on purpose: keeps the sampled tokens in the order of their ids."""
 
-    def add(self, parent, token, mode="greedy", q=None):
+    def add(self, parent, token, mode="unsampled", q=None):
         node = super().add(parent, token, mode, q)
         self.children[parent].tokens.sort()
         return node

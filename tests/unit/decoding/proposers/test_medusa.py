@@ -85,7 +85,7 @@ def test_a_choice_is_a_top_token_of_the_head_of_its_depth(network):
     best = heads(state[None])[0].argsort(descending=True)
     assert tree.tokens == [best[0][0], best[0][2], best[1][1], best[1][0], best[2][3]]
     assert tree.parents == [ROOT, ROOT, 0, 1, 3] and tree.draft_calls == 0
-    assert {children.mode for children in tree.children.values()} == {"greedy"}
+    assert {children.mode for children in tree.children.values()} == {"unsampled"}
 
 
 def test_heads_that_read_the_root_get_the_last_committed_token(network):

@@ -242,10 +242,10 @@ def test_a_text_that_begins_beyond_the_window_is_refused():
         generate(network, PROMPT, Scripted(greedy_text_of(network), 97, tree_with_decoys), max_new_tokens=N)
 
 
-@pytest.mark.parametrize("mode", ["greedy", "iid", "without_replacement"])
+@pytest.mark.parametrize("mode", ["unsampled", "iid", "without_replacement"])
 def test_a_draft_whose_text_grows_past_its_window_goes_on_with_chains(mode):
     network, draft = tiny(), tiny_of("mistral", window=WINDOW)
-    sampling = None if mode == "greedy" else Sampling()
+    sampling = None if mode == "unsampled" else Sampling()
     by = DraftModel(draft, 3, mode, (2, 1), sampling, torch.Generator().manual_seed(0))
     with pytest.warns(UserWarning, match="goes on with chains"):
         out = generate(network, PROMPT, by, max_new_tokens=40)

@@ -29,6 +29,7 @@ def test_codes_stand_by_quads_of_columns_16_rows_of_each_and_two_of_4_bits_in_a_
         assert torch.equal(lower, levels[:, 8 * pair : 8 * pair + 4] % 16)
         assert torch.equal(upper, levels[:, 8 * pair + 4 : 8 * pair + 8] % 16)
 
+
 @pytest.mark.parametrize("tokens", [1, 5, SUMS + 1])
 def test_matmuls_over_packed_codes_are_those_of_the_unpacked_ones(tokens):
     torch.manual_seed(0)
