@@ -40,7 +40,7 @@ import os
 # Lets waiting OpenMP threads yield to other programs sooner. Read when torch is imported; your own setting wins.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
-from lessons_lib.compare import compare
+from lessons_lib.comparison import compare
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.proposers.draft_model import DraftModel
 from lessons_lib.decoding.proposers.early_exit import EarlyExit

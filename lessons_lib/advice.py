@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lessons_lib.compare import Row
+    from lessons_lib.comparison import Row
 
 EXACT, OTHER, PEER = "exact", "other tokens", "peer"
 GAIN = 0.05  # a technique with a smaller gain is not recommended

@@ -11,7 +11,7 @@ from pathlib import Path
 from lessons_lib import data
 from lessons_lib.cli.common import Refused, add_command, add_model, open_model, refusing, sized
 from lessons_lib.cli.generate import as_prompt
-from lessons_lib.compare import Comparison, Engine, Technique
+from lessons_lib.comparison import Comparison, Engine, Technique
 from lessons_lib.data import Question
 from lessons_lib.decoding.peers import TransformersGenerate
 from lessons_lib.decoding.proposers.draft_model import DraftModel

@@ -8,7 +8,7 @@ import torch
 
 from lessons_lib import cli
 from lessons_lib.cli import compare
-from lessons_lib.compare import Comparison
+from lessons_lib.comparison import Comparison
 from lessons_lib.measure import machine
 from lessons_lib.models import tiny
 from lessons_lib.quantization.model import FORMATS

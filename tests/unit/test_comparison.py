@@ -1,7 +1,6 @@
 """Techniques side by side: what is run in which order, what is counted, and what the table says."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -9,10 +8,10 @@ import torch
 from support.kinds import model_of
 from support.toys import choosing
 
-from lessons_lib import DraftModel, Lookahead, PromptLookup, compare, generate
+from lessons_lib import DraftModel, Lookahead, PromptLookup, compare, comparison, generate
 from lessons_lib.advice import EXACT, OTHER
 from lessons_lib.caches import Streaming
-from lessons_lib.compare import Comparison, held_by, several
+from lessons_lib.comparison import Comparison, held_by, several
 from lessons_lib.decoding import TransformersTarget
 from lessons_lib.decoding.generate import Output, StepStats
 from lessons_lib.decoding.peers import TransformersGenerate
@@ -81,7 +80,7 @@ def test_a_text_that_a_draft_finished_in_the_prefill_is_left_out_of_the_speed_of
 
 
 def test_the_plot_marks_what_is_recommended(monkeypatch):
-    monkeypatch.setattr(sys.modules["lessons_lib.compare"], "recommended", lambda rows: rows[1])
+    monkeypatch.setattr(comparison, "recommended", lambda rows: rows[1])
     made = compare(CYCLE, PROMPT, {"plain": engine(1.0), "fast": engine(0.5)}, max_new_tokens=5, repeats=2)
     (ax,) = made.plot().axes
     assert [label.get_text() for label in ax.get_yticklabels()] == ["fast\n(recommended)", "plain"]
