@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import dataclass
+from datetime import date
 from random import Random
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -29,6 +30,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lessons_lib import Sampling, generate, load
 from lessons_lib.data import RESULTS
+from lessons_lib.measure import machine
 from lessons_lib.models import LanguageModel, tiny
 from lessons_lib.progress import bar
 from lessons_lib.serving.workload import Exponential, Uniform, Workload
@@ -79,7 +81,9 @@ def main() -> int:
             server.send_signal(signal.SIGINT)
             status = server.wait(20)
             print(f"Ctrl-C ended the server with exit status {status}.")
-            stored = {"requests": count, "as it should be": good, "exit status after Ctrl-C": status, "turns": turns}
+            where = {"date": date.today().isoformat(), "machine": machine.host(), "versions": machine.versions()}
+            ended = {"as it should be": good, "exit status after Ctrl-C": status}
+            stored = where | {"requests": count} | ended | {"turns": turns}
             if count >= 1000:
                 (RESULTS / "serve-trial.json").write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
         finally:
