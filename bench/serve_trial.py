@@ -64,6 +64,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.serve_trial", description=__doc__.split("\n\n")[0])
     parser.add_argument("--requests", type=int, default=1000)
     count = parser.parse_args().requests
+    where = {"date": date.today().isoformat(), "host": machine.host(), "versions": machine.versions()}
     with TemporaryDirectory() as folder:
         save_model(folder)
         model = load(folder, "cpu", "fp64")
@@ -81,7 +82,6 @@ def main() -> int:
             server.send_signal(signal.SIGINT)
             status = server.wait(20)
             print(f"Ctrl-C ended the server with exit status {status}.")
-            where = {"date": date.today().isoformat(), "machine": machine.host(), "versions": machine.versions()}
             ended = {"as it should be": good, "exit status after Ctrl-C": status}
             stored = where | {"requests": count} | ended | {"turns": turns}
             if count >= 1000:

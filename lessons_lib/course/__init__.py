@@ -6,7 +6,7 @@ widgets         a figure with sliders, and its stored form
 stepper         a display of several steps, which needs no kernel
 quantities      one quantity has one value: named results of a lesson
 exercises       exercises that check themselves, one file per topic
-kv_cache, attention, batching, assisted, prompt_lookup, lookahead, medusa,
+kv_cache, attention, assisted, prompt_lookup, lookahead, medusa,
 quantization, ladder, sparsity, streaming
                 the plots and the widget of one lesson each
 

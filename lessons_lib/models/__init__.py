@@ -6,7 +6,7 @@ hub             model names and `load`; gguf, store: the packaged model converte
 device          devices and dtypes; tokenizers: whether two models share one
 decoder         the readable decoder; checkpoint: names of its weights
 draft           our small draft model and its file; trained: weights and cards that come with the package
-medusa          Medusa heads and their file; exits: logits after any layer, the fine-tuned model and its file
+exits           logits after any layer, the fine-tuned model and its file
 sparse, lora    copies of the decoder with hooks, cut inputs or skipped work; low-rank adapters
 """
 

@@ -284,7 +284,8 @@ class Scheduler:
         Returns False if the sequence itself was preempted.
         """
         while not self.pool.allocate(seq, seq.num_computed_tokens + tokens):
-            victim = self.running[-1]  # comes after seq in `_continue`, so the plan has no row of it yet
+            # Not in the plan yet: only decoding sequences lack blocks, and `_continue` takes them as they were admitted
+            victim = self.running[-1]
             self._preempt(victim, plan)
             if victim is seq:
                 return False

@@ -84,7 +84,7 @@ class LayerDropout:
         return [row.nonzero()[:, 0] for row in kept]
 
     def record(self) -> dict:
-        """Rates asked for and realised, for the log."""
+        """For the log: the rates asked for, and how often each layer was dropped."""
         return {"rates": self.rates.tolist(), "dropped": self.dropped.tolist(), "drawn": self.drawn}
 
     def state(self) -> dict:

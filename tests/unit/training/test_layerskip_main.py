@@ -74,6 +74,7 @@ def test_runs_are_trained_evaluated_and_stored(at_home, capsys, monkeypatch):
     card, raw = read_card(into), json.loads((results / "default.json").read_text())
     assert (card["base"], card["rank"], card["steps"]) == (command_line.TARGET, 16, 4)
     assert [row["step"] for row in raw["curve"]] == [1, 2, 3, 4]
+    assert len(raw["dropped"]) == len(raw["rates"]) and raw["drawn"] > 0
     # the stored weights are those that were evaluated
     network = at_home.load().network
     fine_tune(network, into)
