@@ -2,7 +2,8 @@
 
     seconds = max(bytes / bandwidth, FLOPs / rate) + overhead
 
-Bytes and FLOPs follow from a ModelConfig; the rates come from `machine.probe`. The formula has three forms:
+Bytes and FLOPs follow from a ModelConfig; the rates come from `machine.probe` or `machine.calibrate`. The formula has
+three forms:
 
 - `limit`, `predict_decode_step`: one pass, from the probe's rates
 - `StepCost`: a sequence that decodes w tokens per pass, by the width curve v(w): speculation, trees, the ladder

@@ -284,7 +284,7 @@ class Scheduler:
         Returns False if the sequence itself was preempted.
         """
         while not self.pool.allocate(seq, seq.num_computed_tokens + tokens):
-            # Not in the plan yet: only decoding sequences lack blocks, and `_continue` takes them as they were admitted
+            # It has no row yet: only decoding sequences lack blocks, and `_continue` takes them in order of admission
             victim = self.running[-1]
             self._preempt(victim, plan)
             if victim is seq:
