@@ -28,7 +28,8 @@ CODE = "stored_code"  # in a notebook's metadata: the fingerprint of the code th
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 DROPPED = ("application/vnd.jupyter.widget-view+json", "image/svg+xml", "application/javascript")
 # OpenMP's threads spin while they wait for each other. With the default count another busy program takes most of their
-# speed: eager decoding falls to 39% and compiled to 29%. With 1000 turns they keep 99% and 37%, and lose 5 to 15% alone.
+# speed: eager decoding falls to 39% and compiled to 29%. With 1000 turns they keep 99% and 37%, and lose 5 to 15%
+# when they run alone.
 # pip gets the exact version of an installed torch, so that it keeps it or stops. The clone is also added to sys.path,
 # because this process does not see an editable install.
 SETUP = """\
