@@ -18,7 +18,7 @@ from lessons_lib.decoding.prediction import best_exit, replayed_speed
 from lessons_lib.decoding.proposers.draft_length import Adaptive
 from lessons_lib.decoding.proposers.early_exit import trimmed
 from lessons_lib.measure.clock import Ratio, Samples, rate_ratio
-from lessons_lib.measure.cost import StepCost, exit_cost
+from lessons_lib.measure.cost import early_exit_cost
 from lessons_lib.models import ModelUnavailable, read_card
 from lessons_lib.models.exits import LAYERSKIP
 from lessons_lib.models.hub import FINE_TUNED
@@ -93,11 +93,11 @@ def settings(run: Run) -> dict:
     for name, decoder, rows in (("full", whole, None), ("trimmed", short, len(vocabulary()))):
         hits = [right_at_exits(decoder, text, exits) for text in texts]
         right = {layer: [of[layer] for of in hits] for layer in exits}
-        c = {layer: exit_cost(model().shape, layer, rows) for layer in exits}
-        layer, gamma = best_exit(right, c, v, MOST)
+        costs = {layer: early_exit_cost(model().shape, layer, v, rows) for layer in exits}
+        layer, gamma = best_exit(right, costs, MOST)
         tau = {layer: [counted_tokens(right[layer], gamma) for gamma in range(1, MOST + 1)] for layer in exits}
-        speed = replayed_speed(right[layer], gamma, StepCost(v=v, draft=c[layer]))
-        found[name] = {"exit_layer": layer, "gamma": gamma, "c": c[layer], "tau": tau, "speed": speed}
+        speed = replayed_speed(right[layer], gamma, costs[layer])
+        found[name] = {"exit_layer": layer, "gamma": gamma, "c": costs[layer].draft, "tau": tau, "speed": speed}
     early = [layer for layer in exits if layer <= EARLY]
     found["four"] = max(early, key=lambda layer: found["full"]["tau"][layer][FOUR - 1])
     return found
@@ -124,8 +124,8 @@ def proposers(run: Run) -> dict[str, EarlyExit]:
 def adaptive(run: Run) -> EarlyExit:
     """Exit layer and draft length chosen at every step. One for all texts, since it learns from one to the next."""
     layers = [layer for layer in ADAPTIVE if layer < len(target().decoder.layers)] or [1]
-    v = settings(run)["v"]
-    schedules = {layer: Adaptive(exit_cost(model().shape, layer, len(vocabulary())), v, MOST) for layer in layers}
+    costs = {layer: early_exit_cost(model().shape, layer, settings(run)["v"], len(vocabulary())) for layer in layers}
+    schedules = {layer: Adaptive(cost.draft, cost.v, MOST) for layer, cost in costs.items()}
     return EarlyExit(schedules, vocabulary=vocabulary())
 
 

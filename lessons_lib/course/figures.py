@@ -36,7 +36,7 @@ COLORS = {
     "compiled": GREEN, "open": PURPLE, "generate": GREY, "transformers": GREY, "decoder": BLUE,
     # phases of a request, parts of a step
     "prefill": ORANGE, "decode": BLUE, "matmuls": BLUE, "attention": ORANGE, "the rest": GREY,
-    "weights": BLUE, "KV cache": ORANGE, "launch": PURPLE, "sampling": GREEN,
+    "weights": ORANGE, "KV cache": BLUE, "launch": PURPLE, "sampling": GREEN,
     # speculation
     "draft": SKY, "prompt-lookup": GREEN, "jacobi": GOLD, "lookahead": PURPLE, "medusa": WINE,
     "early-exit": INDIGO, "verify": BLUE, "accepted": GREEN, "rejected": ORANGE,

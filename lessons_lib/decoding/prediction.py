@@ -17,7 +17,7 @@ from lessons_lib.decoding.draft_tree import ROOT, DraftTree
 from lessons_lib.decoding.generate import StepStats
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.draft_length import Constant, DraftLength
-from lessons_lib.measure.cost import StepCost, WidthCurve
+from lessons_lib.measure.cost import StepCost
 
 TOLERATED = 0.01  # relative increase in perplexity above which a configuration is shown but does not count
 
@@ -96,17 +96,17 @@ def replay_draft(right: Sequence[bool], length: DraftLength, eos: bool = False) 
 
 
 def best_exit(
-    right: Mapping[int, Sequence[Sequence[bool]]], c: Mapping[int, float], v: WidthCurve = None, most: int = 8
+    right: Mapping[int, Sequence[Sequence[bool]]], costs: Mapping[int, StepCost], most: int = 8
 ) -> tuple[int, int]:
     """The exit layer and the number of draft tokens, 1 to `most`, that are predicted to be fastest on recorded texts.
 
     right: for each exit layer and text, whether the exit predicts each token after the first, as in `replay_draft`.
-    c: cost of a draft token of each exit (`cost.exit_cost`), v: width curve, both in one-token passes of the target.
+    costs: of each exit, in one-token passes of the target (`cost.early_exit_cost`).
     """
 
     def speed(pair: tuple[int, int]) -> float:
         exit_layer, gamma = pair
-        return replayed_speed(right[exit_layer], gamma, StepCost(v=v, draft=c[exit_layer]))
+        return replayed_speed(right[exit_layer], gamma, costs[exit_layer])
 
     return max(product(right, range(1, most + 1)), key=speed)
 

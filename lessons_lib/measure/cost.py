@@ -215,16 +215,20 @@ def break_even(c: float, v: WidthCurve = None, most: int = 32) -> float:
     return high
 
 
-def exit_cost(config: ModelConfig, exit_layer: int, vocabulary: int | None = None) -> float:
-    """c of a draft token from an early exit: weights of the first `exit_layer` layers and the head, over all weights.
+def early_exit_cost(
+    config: ModelConfig, exit_layer: int, v: WidthCurve = None, vocabulary: int | None = None
+) -> StepCost:
+    """Cost of self-speculative steps, in one-token passes: gamma c + s + (1 - s) v(gamma + 1) with gamma draft tokens.
 
-    vocabulary: rows that the head reads for a draft token; None: all. A step of d draft tokens costs
-    d (E + H) + (L + H) layers' worth of weights, where H is the head's: `StepCost(draft=c).step(drafts=d)` times L + H.
-    The early pass of the last draft token is the early part of the verification, which is run apart from the rest.
+    s: share of the first `exit_layer` layers in all weights. c: that of these layers and the head, which draft. The
+    last draft token runs through the early layers alone, too; only the later layers and the head run the wide pass.
+    v: width curve of a pass of all layers. vocabulary: rows that the head reads for a draft token; None: all.
     """
     rows = config.head_rows or config.vocab_size
-    layers = config.layer_weights * exit_layer / config.num_layers
-    return (layers + config.head_weights * (vocabulary or rows) / rows) / config.weights
+    early = config.layer_weights * exit_layer / config.num_layers / config.weights
+    head = config.head_weights * (vocabulary or rows) / rows / config.weights
+    whole = width_cost(v)
+    return StepCost(v=lambda width: early + (1 - early) * whole(width), draft=early + head)
 
 
 def acceptance_rate(stats: Sequence[Any]) -> float:

@@ -250,9 +250,10 @@ def test_a_configuration_stands_on_an_earlier_one_and_has_a_name_of_its_own():
 def test_the_best_exit_weighs_what_it_guesses_against_what_it_costs():
     """24 tokens each. Exit 1 is always wrong, exit 2 is right two times of three, exit 3 always."""
     right = {1: [[False] * 24], 2: [[True, True, False] * 8], 3: [[True] * 24]}
-    assert best_exit(right, {1: 0.1, 2: 0.2, 3: 0.9}) == (2, 2)  # 3 tokens for 1.4 passes
-    assert best_exit(right, {1: 0.1, 2: 0.2, 3: 0.2}, most=5) == (3, 5)  # 6 tokens for 2 passes
-    assert best_exit(right, {1: 0.1, 2: 0.2, 3: 0.2}, {1: 1.0, 2: 1.0, 3: 9.0}, most=5) == (
-        3,
-        1,
-    )  # only pairs are cheap
+
+    def chosen(*c, v=None, most=8):
+        return best_exit(right, {layer: StepCost(v=v, draft=cost) for layer, cost in enumerate(c, 1)}, most)
+
+    assert chosen(0.1, 0.2, 0.9) == (2, 2)  # 3 tokens for 1.4 passes
+    assert chosen(0.1, 0.2, 0.2, most=5) == (3, 5)  # 6 tokens for 2 passes
+    assert chosen(0.1, 0.2, 0.2, v={1: 1.0, 2: 1.0, 3: 9.0}, most=5) == (3, 1)  # only pairs are cheap

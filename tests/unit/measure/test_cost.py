@@ -26,7 +26,7 @@ from lessons_lib.measure.cost import (
     break_even,
     break_even_tokens,
     crossing,
-    exit_cost,
+    early_exit_cost,
     expected_tokens,
     fit,
     padded_cost,
@@ -189,7 +189,7 @@ def test_the_factor_counts_draft_and_width():
 @pytest.mark.parametrize("exit_layer, c", [(6, 14 / 38), (10, 18 / 38), (15, 23 / 38), (30, 1.0)])
 def test_a_draft_token_of_an_early_exit_pays_its_layers_and_the_whole_head(exit_layer, c):
     """The head of smollm2-135m is as large as 8 layers."""
-    assert exit_cost(SMOL, exit_layer) == pytest.approx(c, abs=1e-3)
+    assert early_exit_cost(SMOL, exit_layer).draft == pytest.approx(c, abs=1e-3)
 
 
 @pytest.mark.parametrize("exit_layer, accepted, vocabulary, speedup", [
@@ -197,14 +197,21 @@ def test_a_draft_token_of_an_early_exit_pays_its_layers_and_the_whole_head(exit_
 ])  # fmt: skip
 def test_four_tokens_from_an_early_exit_speed_up_by_hand(exit_layer, accepted, vocabulary, speedup):
     """(m + 1) (L + H) / (4 (E + H) + L + H) with L = 30 and H = 8, and 1.33 for a draft vocabulary of 8,192."""
-    step = cost.StepCost(draft=exit_cost(SMOL, exit_layer, vocabulary)).step(tokens=5, drafts=4)
+    step = early_exit_cost(SMOL, exit_layer, vocabulary=vocabulary).step(tokens=5, drafts=4)
     assert (accepted + 1) / step == pytest.approx(speedup, abs=0.005)
+
+
+def test_only_the_later_layers_and_the_head_run_the_wide_pass_of_an_early_exit():
+    """Exit 6: 6 of 38 layers' worth run one token, 32 run three, which take twice as long; two drafts cost 14 each."""
+    step = early_exit_cost(SMOL, 6, {1: 1.0, 3: 2.0})
+    assert step.step(tokens=3, drafts=2) == pytest.approx((2 * 14 + 6 + 32 * 2) / 38, abs=2e-3)
+    assert step.step() == 1.0  # without a draft it is a plain pass
 
 
 def test_a_trimmed_head_costs_an_exit_its_own_rows_and_a_draft_vocabulary_a_share_of_them():
     trimmed = dataclasses.replace(SMOL, head_rows=16384)
-    assert exit_cost(trimmed, 30) == 1.0
-    assert exit_cost(trimmed, 6, 8192) == pytest.approx((6 + 4 / 3) / (30 + 8 / 3), abs=1e-3)
+    assert early_exit_cost(trimmed, 30).draft == 1.0
+    assert early_exit_cost(trimmed, 6, vocabulary=8192).draft == pytest.approx((6 + 4 / 3) / (30 + 8 / 3), abs=1e-3)
 
 
 @pytest.mark.parametrize("alpha, row", [
