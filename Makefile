@@ -44,8 +44,8 @@ clean:  ## remove build/ and the tools' caches; keeps .venv and models
 test-quick: .venv/with-test  ## lint, unit and peer tests
 	@$(VENV_PYTHON) -m tools.lint; lint=$$?; $(LESSONS_LIB) test --quick && exit $$lint
 test-deep: .venv/with-test  ## the property tests with two hundred times as many cases, LayerSkip with 50 prompts: over an hour
-	@HYPOTHESIS_PROFILE=deep $(VENV_PYTHON) -m pytest -q -n auto --maxprocesses 4 --dist loadfile -m hypothesis tests/unit
-	@HYPOTHESIS_PROFILE=deep $(VENV_PYTHON) -m pytest -q tests/peers/test_smol_layerskip.py
+	@HYPOTHESIS_PROFILE=deep $(VENV_PYTHON) -m pytest -q -n auto --maxprocesses 4 --dist loadfile -m hypothesis tests/unit; \
+	unit=$$?; HYPOTHESIS_PROFILE=deep $(VENV_PYTHON) -m pytest -q tests/peers/test_smol_layerskip.py && exit $$unit
 test-browser: .venv/with-browser  ## lessons in JupyterLab in a real Chromium: all cells, all sliders
 	@$(VENV_PYTHON) -m pytest -v tests/browser $(if $(FULL),--full) $(if $(LESSONS),--lessons $(LESSONS))
 lint: .venv/with-test  ## ruff, which package imports which, dead code, and the house rules for lessons

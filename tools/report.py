@@ -184,7 +184,7 @@ def on_gpu(gpu: dict) -> list[str]:
 # --- Predictions that were off
 
 OFF_HEAD = ("lesson", "what", "predicted", "measured", "off by a factor of")
-OFF = "The lessons give the reasons. The other predictions of lessons and benches were within a factor of 1.25."
+OFF = "The lessons give the reasons that we know. All other predictions were within a factor of 1.25."
 
 
 def off_row(one: Result) -> list[str]:

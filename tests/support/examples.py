@@ -1,4 +1,4 @@
-"""How many random cases a property test tries: its own number, many times that in `make test-deep`."""
+"""How many cases a test tries: its own number, many times that in `make test-deep`."""
 
 import os
 
