@@ -29,9 +29,10 @@ class EarlyExit(Proposer):
     """Drafts a chain with the first `exit_layer` layers of the target. Needs a target that offers "layer ranges".
 
     exit_layer: E, from 1 to the target's number of layers (transformers: assistant_early_exit); or several exits with a
-    schedule each, {E: Adaptive(cost.draft, cost.v)} with measure's early_exit_cost(config, E, v). Every step drafts from the exit with the highest predicted speed, for
-    as many tokens as its schedule chooses, and only that schedule learns. Each speed is for an alpha one standard error
-    above the estimate, and the estimates of the other exits age, so that each is tried again.
+    schedule each, {E: Adaptive(cost.draft, cost.v)} with cost = early_exit_cost(config, E, v) of lessons_lib.measure.
+    Then every step drafts from the exit with the highest predicted speed, for as many tokens as its schedule chooses,
+    and only that schedule learns. Each speed is for an alpha one standard error above the estimate, and the estimates
+    of the other exits age, so that each is tried again.
     draft_tokens: tokens drafted per step (transformers: num_assistant_tokens), or a schedule from draft_length; not
     used with several exits.
     vocabulary: (K,), ids of the only tokens that are drafted, so that the head reads K rows instead of V (Zhao et al.
@@ -57,7 +58,7 @@ class EarlyExit(Proposer):
             self.lengths: dict[int, DraftLength] = dict(exit_layer)
             if not self.lengths or not all(isinstance(of, Adaptive) for of in self.lengths.values()):
                 raise TypeError(
-                    "several exits need an Adaptive schedule each, such as {6: Adaptive(c6, v6), 10: Adaptive(c10, v10)}"
+                    "several exits need an Adaptive schedule each, such as {6: Adaptive(c6, v6), 9: Adaptive(c9, v9)}"
                 )
         else:
             if not isinstance(draft_tokens, DraftLength):
