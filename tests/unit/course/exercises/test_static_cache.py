@@ -72,10 +72,18 @@ def test_a_penalty_that_looks_garbage_up_fails(checked):
     assert " raised " in checked("03.3", penalize)
 
 
-def test_a_gpu_that_reads_and_launches_one_after_the_other_fails(checked):
+def test_a_gpu_that_waits_for_the_host_to_have_launched_fails(checked):
+    def gain(config, bandwidth, eager, graph):
+        on_gpu = config.num_layers * graph + 2 * config.weights / bandwidth
+        return (config.num_layers * eager + on_gpu) / on_gpu
+
+    assert "03.4: not yet" in checked("03.4", gain)
+
+
+def test_a_graph_whose_kernels_take_no_time_beside_reading_fails(checked):
     def gain(config, bandwidth, eager, graph):
         reading = 2 * config.weights / bandwidth
-        return (config.num_layers * eager + reading) / (config.num_layers * graph + reading)
+        return max(config.num_layers * eager, reading) / max(config.num_layers * graph, reading)
 
     assert "03.4: not yet" in checked("03.4", gain)
 
