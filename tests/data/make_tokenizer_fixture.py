@@ -1,4 +1,4 @@
-"""Writes llama.cpp's token ids of the texts in tokenizer_fixture.json, and its likelihood of one of them, into that file.
+"""Updates tokenizer_fixture.json: llama.cpp's token ids of the texts in it, and its likelihood of one of them.
 
     python make_tokenizer_fixture.py SmolLM2-135M-Instruct.Q4_1.gguf
 

@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, pre_tokenizers
 
-from lessons_lib.models.gguf import build_tokenizer
-
 FIXTURE = json.loads((Path(__file__).parents[1] / "data" / "tokenizer_fixture.json").read_text())
 ROWS = FIXTURE["rows"]
 
@@ -52,11 +50,6 @@ def test_messages_become_the_chat_format_with_a_default_system_prompt(smollm2):
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     )
-
-
-def test_another_splitting_rule_is_refused():
-    with pytest.raises(ValueError, match="'llama-bpe'.* is not converted"):
-        build_tokenizer({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "llama-bpe"})
 
 
 def encode(tokenizer, row):

