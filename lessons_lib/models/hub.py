@@ -1,6 +1,5 @@
 """Models by name (every lesson): the names, `load`, and the model that it returns."""
 
-import copy
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -82,9 +81,7 @@ def unknown(name: str) -> ValueError:
 
 # --- A model and what decodes it
 
-KINDS = ("decoder", "transformers")
 CALIBRATION = 8000  # characters of calibration text, about 2,000 tokens
-WEIGHTS = ("fp32", "bf16", "fp16", *FORMATS)
 
 
 @dataclass(frozen=True, repr=False)
@@ -106,17 +103,10 @@ class LanguageModel:
     def in_dtype(self, dtype: str | torch.dtype) -> "LanguageModel":
         """The same model in another dtype; the model itself if it has that dtype already.
 
-        It is loaded again by name, so that earlier rounding does not remain. If that is not possible, as for a cut
-        model, the present weights are converted. Raises ValueError if the dtype is unknown or not supported by the
-        device.
+        It is loaded again by name, so that earlier rounding does not remain. Raises the errors of `load`.
         """
         dtype = pick_dtype(dtype, self.device)
-        if dtype == self.dtype:
-            return self
-        try:
-            return load(self.name, self.device, dtype)
-        except (ValueError, ModelUnavailable):  # no model of that name, or not available
-            return replace(self, network=converted(self.network, dtype), dtype=dtype)
+        return self if dtype == self.dtype else load(self.name, self.device, dtype)
 
     def target(
         self,
@@ -131,92 +121,51 @@ class LanguageModel:
 
         kind: "decoder" is the readable decoder (Llama family), "transformers" the network's own forward pass; None is
         the readable decoder if it supports the model's family, else transformers.
-        weights: "fp32", "bf16" or "fp16"; None keeps the model's dtype. The readable decoder also supports "W8A8",
-        "W8A16", "W4A16" and "W4A8", with all else in the model's dtype
-        (`quantization.quantize_model`). The present weights are cast; to widen them without the rounding already done,
-        load again: `in_dtype(...).target()`.
+        weights: None keeps them as they are; "W8A8", "W8A16", "W4A16" and "W4A8" quantize those of the readable
+        decoder, with all else in the model's dtype (`quantization.quantize_model`).
         windows: sequences of ids to calibrate "W8A8" with, such as `calibration_windows()`; without any, rounding is
         plain.
         compiled: run the readable decoder through torch.compile, with caches of `context` tokens (default 512).
         streaming: which tokens the caches keep (StreamingLLM), for texts of any length; the readable decoder only.
-        Raises ValueError for any other choice, for a dtype that the device does not support, and for a model that the
-        readable decoder does not support.
+        Raises ValueError for any other choice, and for a model that the readable decoder does not support.
         """
-        # 1. choose the kind, and check the combination
-        if kind is None:
-            needs_decoder = compiled or streaming or weights in FORMATS
-            kind = "decoder" if needs_decoder or computes(self.network.config) else "transformers"
-        _check_choice("kind", kind, KINDS)
-        if (compiled and kind != "decoder") or (context and not compiled):
-            raise ValueError("Only the readable decoder is compiled; use target(kind='decoder', compiled=True).")
-        if streaming:
-            self._check_rotary(kind)
-            if context:
-                raise ValueError("a streaming cache has as many tokens as Streaming says; leave context out")
-        rounded = weights in FORMATS
-        if rounded and kind != "decoder":
-            raise ValueError(f"weights={weights!r} are for the readable decoder; use target(kind='decoder').")
-        # 2. cast, quantize and compile as requested
-        network = self._with_weights(None if rounded else weights)
         from lessons_lib.decoding import targets  # here, because decoding imports models
 
+        # 1. choose the kind, and check the combination
+        readable = computes(self.network.config)
+        if kind is None:
+            kind = "decoder" if readable or compiled or streaming or weights else "transformers"
+        _check_choice("kind", kind, ("decoder", "transformers"))
+        if weights is not None:
+            _check_choice("weights", weights, FORMATS)
+        if streaming and (kind != "decoder" or not readable):
+            raise ValueError(
+                "streaming caches are for the readable decoder (Llama, Mistral), not for "
+                f"{self.network.config.model_type!r} in transformers"
+            )
+        if kind == "transformers" and (compiled or weights):
+            raise ValueError("Only the readable decoder is compiled or quantized; use target(kind='decoder').")
+        if context and (streaming or not compiled):
+            raise ValueError("context is for compiled targets with a cache of every token; here, leave context out.")
+        # 2. quantize and compile as requested
         if kind == "transformers":
-            return targets.TransformersTarget(network, self.tokenizer)
-        decoder, eos = decoder_of(network), targets.transformers.eos_ids(network, self.tokenizer)
-        if rounded:
+            return targets.TransformersTarget(self.network, self.tokenizer)
+        decoder = decoder_of(self.network)
+        if weights:
             decoder = quantize_model(decoder, weights, windows=windows)
-        if streaming and compiled:
-            return targets.CompiledStreamingTarget(decoder, self.tokenizer, eos, streaming)
-        if compiled:
-            return targets.CompiledTarget(decoder, self.tokenizer, eos, context or 512)
+        own = decoder, self.tokenizer, targets.transformers.eos_ids(self.network, self.tokenizer)
         if streaming:
-            return targets.StreamingTarget(decoder, self.tokenizer, eos, streaming)
-        return targets.DecoderTarget(decoder, self.tokenizer, eos)
-
-    def _check_rotary(self, kind: str) -> None:
-        """Check that keys can be rotated at their place in a streaming cache."""
-        config = self.network.config
-        if not getattr(config, "rope_parameters", None):
-            raise ValueError(
-                f"StreamingLLM moves rotary positions, and {config.model_type!r} has none; use a Llama or Mistral model"
-            )
-        if kind != "decoder" or not computes(config):
-            raise ValueError(
-                f"streaming caches are for the readable decoder (Llama, Mistral), not for {config.model_type!r} in "
-                'transformers; use target(kind="decoder") on one of those'
-            )
+            return (targets.CompiledStreamingTarget if compiled else targets.StreamingTarget)(*own, streaming)
+        return targets.CompiledTarget(*own, context or 512) if compiled else targets.DecoderTarget(*own)
 
     def calibration_windows(self) -> list[list[int]]:
-        """Ids of a shipped text to calibrate "W8A8" with (see `target`); empty without a tokenizer."""
-        if self.tokenizer is None:
-            return []
-        return windows(
-            self.tokenizer(text("calibration")[:CALIBRATION]).input_ids, min(WINDOW, self.shape.max_position_embeddings)
-        )
-
-    def _with_weights(self, weights: str | None) -> PreTrainedModel:
-        if weights is None:
-            return self.network
-        _check_choice("weights", weights, WEIGHTS)
-        dtype = pick_dtype(weights, self.device)
-        return self.network if dtype == self.dtype else converted(self.network, dtype)
+        """Ids of a shipped text to calibrate "W8A8" with (see `target`)."""
+        ids = self.tokenizer(text("calibration")[:CALIBRATION]).input_ids
+        return windows(ids, min(WINDOW, self.shape.max_position_embeddings))
 
     def __repr__(self) -> str:
         size = f"{self.network.num_parameters() / 1e6:.1f}M parameters"
         return f"LanguageModel({self.name}, {size}, {dtype_name(self.dtype)}, {self.device})"
-
-
-def converted(network: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """A copy of the network with its weights in this dtype, as if it had been loaded in it.
-
-    Integers are not converted, and the frequencies of rotary embeddings stay in float32; `network.to(dtype)` would
-    round them.
-    """
-    network = copy.deepcopy(network)
-    for name, weight in (*network.named_parameters(), *network.named_buffers()):
-        if weight.is_floating_point() and not name.endswith("inv_freq"):
-            weight.data = weight.data.to(dtype)
-    return network
 
 
 def cut(model: LanguageModel, layers: int = 2) -> LanguageModel:
@@ -244,11 +193,7 @@ def _check_choice(what: str, given: str, choices: tuple[str, ...]) -> None:
 # --- Loading
 
 FORMAT = 1  # version of converted folders: increase it when `convert` changes, and they are converted again
-READ_ERRORS = (OSError, SafetensorError, ValueError, KeyError)  # raised by missing, truncated or damaged files
-# In a ValueError about intact files: of an architecture that is newer, is not causal, or has its own code
-UNSUPPORTED = (
-    "does not recognize this architecture", "Unrecognized configuration class", "must be executed to correctly load",
-)  # fmt: skip
+READ_ERRORS = (OSError, SafetensorError, ValueError, KeyError)  # of missing or damaged files, or unknown architectures
 Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
 
@@ -291,7 +236,8 @@ def _load(name: str, dtype: torch.dtype) -> Loaded:
     if name in PACKAGED:
         return _read(packaged_folder(name), dtype)
     if name in DRAFTS:
-        return _draft(name, dtype)
+        target, tokenizer = _load(DRAFTS[name], dtype)
+        return load_draft(name, target), tokenizer
     if name in FINE_TUNED:
         return _fine_tuned(name, dtype)
     if name in HUB:
@@ -303,76 +249,48 @@ def _load(name: str, dtype: torch.dtype) -> Loaded:
     raise unknown(name)
 
 
-def _draft(name: str, dtype: torch.dtype) -> Loaded:
-    target, tokenizer = _load(DRAFTS[name], dtype)
-    return load_draft(name, target), tokenizer
-
-
 def _fine_tuned(name: str, dtype: torch.dtype) -> Loaded:
-    exact = torch.promote_types(dtype, torch.float32)  # rounded once, after the adapters are merged
-    network, tokenizer = _load(FINE_TUNED[name], exact)
+    network, tokenizer = _load(FINE_TUNED[name], torch.promote_types(dtype, torch.float32))
     fine_tune(network, name)
-    return network if dtype == exact else converted(network, dtype), tokenizer
+    for weight in network.parameters():  # rounded once, after the adapters are merged; the rotary angles stay exact
+        weight.data = weight.data.to(dtype)
+    return network, tokenizer
 
 
 def _read(folder: Path, dtype: torch.dtype) -> Loaded:
     try:
         return _from_pretrained(folder, dtype, local=True)
     except READ_ERRORS as error:
-        why = first_line(error)
-        raise ModelUnavailable(f"{folder} is no readable checkpoint ({why}); copy or download it again.") from error
+        raise ModelUnavailable(
+            f"transformers cannot read {folder} as a causal model ({first_line(error)}); update transformers, or copy "
+            "the checkpoint again."
+        ) from error
 
 
 def _from_hub(name: str, repo: str, dtype: torch.dtype) -> Loaded:
-    try:
-        return _from_pretrained(repo, dtype, local=True)  # complete in the hub's own cache?
-    except READ_ERRORS as error:
-        _ask_hub(name, repo, error)
-    try:
-        return _from_pretrained(repo, dtype, local=False)  # downloads missing files, not damaged ones
-    except READ_ERRORS as error:
-        raise _no_hub(name, repo, error) from error
-
-
-def _ask_hub(name: str, repo: str, unread: Exception) -> None:
-    """Check with one short request that the hub has the model, because transformers retries for half a minute.
-
-    Raises ModelUnavailable if the request fails. unread: the error from reading the hub's own cache.
-    """
     from huggingface_hub import HfApi
 
     try:
-        HfApi().model_info(repo, timeout=5)
-    except Exception as error:  # any error of its HTTP library means that there is no model
-        raise _no_hub(name, repo, unread if _hub_copy(repo) else error) from error
-
-
-def _hub_copy(repo: str) -> Path | None:
-    """The folder of the hub's own cache with files of this repository; None if there is none."""
-    from huggingface_hub import constants
-    from huggingface_hub.file_download import repo_folder_name
-
-    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model")
-    return folder if any(folder.glob("snapshots/*/*")) else None
-
-
-def _no_hub(name: str, repo: str, error: Exception) -> ModelUnavailable:
-    if copy := _hub_copy(repo):
-        return ModelUnavailable(
-            f"The copy of {name!r} in {copy} cannot be read ({first_line(error)}); with the hub in reach, delete "
-            f"that folder and load it again, or use {OFFLINE!r}."
-        )
-    return ModelUnavailable(
-        f"{name!r} comes from the Hugging Face hub ({repo}), which did not give it ({first_line(error)}); "
-        f"offline use {OFFLINE!r}, and for a gated model accept its licence there and run `hf auth login`."
-    )
+        return _from_pretrained(repo, dtype, local=True)  # complete in the hub's own cache?
+    except READ_ERRORS:
+        pass
+    try:
+        HfApi().model_info(repo, timeout=5)  # one short request first, because transformers retries for half a minute
+        return _from_pretrained(repo, dtype, local=False)
+    except ModelUnavailable:
+        raise
+    except Exception as error:  # any of transformers or of the hub's HTTP library means that there is no model
+        raise ModelUnavailable(
+            f"{name!r} comes from the Hugging Face hub ({repo}) and could not be loaded ({first_line(error)}); offline "
+            f"use {OFFLINE!r}, and for a gated model accept its licence there and run `hf auth login`."
+        ) from error
 
 
 OTHER_TASKS = ("ForMaskedLM", "ForPreTraining", "Classification", "ForQuestionAnswering")  # ends of class names
 
 
 def _from_pretrained(source: str | Path, dtype: torch.dtype, local: bool) -> Loaded:
-    with quiet(bars=not (local or progress.batch())), _supported(source):
+    with quiet(bars=not (local or progress.batch())):
         config = AutoConfig.from_pretrained(source, local_files_only=local)
         kind = next(iter(config.architectures or ()), config.model_type)
         if config.is_encoder_decoder or kind.endswith(OTHER_TASKS):  # some would load, with weights missing
@@ -404,17 +322,3 @@ def quiet(bars: bool = True) -> Iterator[None]:
         logging.set_verbosity(level)
         if had_bars:
             logging.enable_progress_bar()
-
-
-@contextmanager
-def _supported(source: str | Path) -> Iterator[None]:
-    """Turn errors about a model that transformers cannot run into ModelUnavailable; damaged files raise others."""
-    try:
-        yield
-    except ValueError as error:
-        if not any(words in str(error) for words in UNSUPPORTED):
-            raise
-        raise ModelUnavailable(
-            f"The installed transformers cannot run {source} ({first_line(error)}); update it, or use another model, "
-            f"such as {OFFLINE!r}."
-        ) from error

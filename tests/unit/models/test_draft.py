@@ -18,7 +18,6 @@ from lessons_lib.models.draft import (
     save_draft,
     start_from,
 )
-from lessons_lib.models.hub import converted
 from lessons_lib.models.trained import CARD, WEIGHTS
 from lessons_lib.quantization.integers import quantize
 from lessons_lib.quantization.linear import W8A16Linear
@@ -112,22 +111,6 @@ def test_a_stored_draft_differs_by_the_rounding_of_its_matrices_alone(draft, loa
             if weight.ndim == 2:
                 weight.copy_(quantize(weight, 8, scale_dtype=torch.float32).dequantize())
     assert torch.allclose(logits_of(draft)[:, KEPT], logits_of(decoder_of(loaded))[:, KEPT], atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda model: model.target(kind="transformers", weights="bf16").network,
-        lambda model: model.in_dtype("bf16").network,
-    ],
-    ids=["target", "in_dtype"],
-)
-def test_in_another_dtype_a_stored_draft_is_what_its_file_gives_in_it(network, loaded, tmp_path, change):
-    other = change(LanguageModel(loaded, None, "no name to load", "cpu", torch.float64))
-    expected = load_draft(tmp_path / "draft", converted(network, torch.bfloat16))
-    with torch.no_grad():
-        ours, theirs = (each(torch.tensor([IDS])).logits for each in (other, expected))
-    assert ours.dtype == torch.bfloat16 and torch.equal(ours, theirs)
 
 
 def test_nothing_of_the_target_is_stored_and_its_embedding_is_shared(network, draft, loaded, tmp_path):
