@@ -156,7 +156,7 @@ class Comparison:
         self.outputs: dict[tuple[str, int, int], Output] = {}  # (technique, prompt, repeat)
         self.divergences: dict[tuple[str, int], Divergence | None] = {}  # (technique, prompt), once computed
         self.problems: dict[str, str] = {}  # technique: why it was not measured
-        self.trials: dict[str, tuple[list[int], Output]] = {}  # the untimed runs, with their prompts
+        self.trials: dict[str, Output] = {}  # the untimed runs, all on one prompt
         self.unlimited = 0.0  # seconds that the timed runs would take without a limit, by these trials
 
     # --- Running
@@ -171,23 +171,19 @@ class Comparison:
 
         seconds: for the timed runs; see `fit`.
         """
-        # Warm up on a prompt of middle length, or the next one if its text ends in the prefill. A compiled target
-        # compiles at its first pass of each width, so it runs as long as it will be timed
-        middle = median(map(len, self.prompts))
-        by_length = sorted(self.prompts, key=lambda ids: abs(len(ids) - middle))
+        # Warm up on a prompt of middle length. A compiled target compiles at its first pass of each width, so it runs
+        # as long as it will be timed
+        ids = sorted(self.prompts, key=len)[(len(self.prompts) - 1) // 2]
         for name, engine in self.engines.items():
             whole = isinstance(getattr(engine, "target", None), CompiledTarget)
             new = self.max_new_tokens if whole else min(WARM_UP, self.max_new_tokens)
-            for ids in by_length:
-                for _ in range(1 if self.target.device.type == "cpu" else 2):  # a GPU first loads its kernels
-                    out = self._try(name, ids, new)
-                if out is None or after_prefill(out.stats):
-                    break
+            for _ in range(1 if self.target.device.type == "cpu" else 2):  # a GPU first loads its kernels
+                out = self._try(name, ids, new)
             if out is not None:
-                self.trials[name] = ids, out
+                self.trials[name] = out
             yield name
         if seconds is not None:
-            self.fit(seconds)
+            self.fit(seconds, len(ids))
         # Run in turn, every other time backwards
         for prompt, ids in enumerate(self.prompts):
             for repeat in range(self.repeats):
@@ -197,18 +193,19 @@ class Comparison:
                         self.outputs[name, prompt, repeat] = out
                     yield name
 
-    def fit(self, seconds: float) -> None:
+    def fit(self, seconds: float, tried: int) -> None:
         """Let the timed runs take about this long: leave out what was SLOW in its trial, then shorten the texts.
 
-        Nothing changes if the time is enough. Texts keep FEWEST tokens, even if they take longer than that.
+        tried: tokens of the trials' prompt. Nothing changes if the time is enough. Texts keep FEWEST tokens, even if
+        they take longer than that.
         """
         # Time per token of each technique, and of its prefill per prompt token, from the untimed runs
         pace, prefill = {}, {}
-        for name, (ids, out) in self.trials.items():
+        for name, out in self.trials.items():
             steps = after_prefill(out.stats)[1:] or after_prefill(out.stats)  # the first one prepares much
             if steps:
                 pace[name] = median(step.t_total for step in steps) / mean(step.committed for step in steps)
-                prefill[name] = sum(step.t_total for step in out.stats if step.is_prefill) / len(ids)
+                prefill[name] = sum(step.t_total for step in out.stats if step.is_prefill) / tried
 
         def reading() -> float:
             return sum(map(len, self.prompts)) * sum(prefill.values())
@@ -338,12 +335,7 @@ class Comparison:
         return rate_ratio([plain[key] for key in both], [ours[key] for key in both]) if both else None
 
     def _table(self) -> tables.Table:
-        """Headings and cells, without the column of memory where it is the same for all."""
-        rows = self.rows
-        cells = [row.cells() for row in rows]
-        if len({row.memory for row in rows if not row.problem}) > 1:
-            return HEADINGS, cells
-        return HEADINGS[:-1], [line[:-1] for line in cells]
+        return HEADINGS, [row.cells() for row in self.rows]
 
     def record(self) -> dict[str, Any]:
         """Rows and single runs, ready for JSON. Times are in seconds; "decode" is what follows the prefill."""

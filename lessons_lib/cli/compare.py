@@ -43,11 +43,13 @@ transformers' own generate beside them. Compiling, batching and trained Medusa h
 says how much compiling and batching could gain at most. Where the machine is slow, texts are shortened so that it takes
 about --minutes. Ctrl-C ends it and shows what was measured.
 """
-LEGEND = f"""
+LEGEND = """\
 times as fast   as plain decoding, while decoding; whole request: with the prompt's forward pass
 same tokens     texts equal to plain decoding's; else the first other token, and the logit gap: how far its logit is
                 below plain's choice. A gap as small as rounding makes it is a near tie
 memory          weights, with tables that go with them, and the KV cache of the longest text; empty where unknown
+"""
+OF_FORMATS = f"""\
 {", ".join(FORMATS)}: bits of weights (W) and activations (A). Rounded weights choose other tokens: check the quality on
                 your own task before you use one
 """
@@ -89,7 +91,8 @@ def run(options: argparse.Namespace) -> int:
             raise Refused("Nothing was measured before the end; let it run longer, or give fewer --prompts.")
         rests_on = few(comparison, options.max_new_tokens, options.minutes)
         advice = " ".join(filter(None, [comparison.recommendation, rests_on, busy]))
-        print(f"\n{comparison}\n{legend(comparison)}\n")
+        legend = LEGEND + (OF_FORMATS if computes(model.network.config) else "")
+        print(f"\n{comparison}\n{legend}")
         if kinds := by_kind(comparison, asked):
             print(f"{tables.text(*kinds)}\n")
         print(f"{advice}\n\n{not_tested(options, model)}\n")
@@ -178,29 +181,15 @@ def measure(comparison: Comparison, seconds: float | None) -> int:
     return 0
 
 
-def legend(comparison: Comparison) -> str:
-    """The meaning of the table's columns, without those that it does not show."""
-    headings = repr(comparison).partition("\n")[0]
-    kept = LEGEND.strip().splitlines()
-    if "memory" not in headings:  # the same in all rows, or unknown
-        same = comparison.rows[0].memory
-        kept = [line for line in kept if not line.startswith("memory")]
-        if same:
-            size = f"{tables.number(same / 1e6)} MB in all rows"
-            kept.insert(3, f"memory          {size}: weights, and the longest text's KV cache")
-    return "\n".join(kept if any(row.name in FORMATS for row in comparison.rows) else kept[:-2])
-
-
 def few(comparison: Comparison, asked: int, minutes: float) -> str:
-    """The evidence for the recommendation: the runs of plain decoding that another technique shares."""
-    plain = {run[1:] for run in comparison.outputs if run[0] == comparison.first}  # (prompt, repeat)
-    shared = plain & {run[1:] for run in comparison.outputs if run[0] != comparison.first} or plain
-    prompts = len({prompt for prompt, _ in shared})
+    """The evidence for the recommendation: how many texts plain decoding wrote, and how long they may be."""
+    plain = [(prompt, repeat) for name, prompt, repeat in comparison.outputs if name == comparison.first]
+    prompts = len({prompt for prompt, _ in plain})
     of = "1 prompt" if prompts == 1 else f"{prompts} prompts"
-    each = len(shared) // prompts
+    each = len(plain) // prompts
     runs = "one run" if each == 1 else f"{each} runs"
     said = f"This rests on {of}, {runs} each of up to {comparison.max_new_tokens} tokens"
-    said += ", too few for an interval" if len(shared) < FEWEST_PAIRS else ""
+    said += ", too few for an interval" if len(plain) < FEWEST_PAIRS else ""
     if comparison.max_new_tokens < asked:
         most = max(1, round(comparison.unlimited / 60))
         said += f", because --minutes {minutes:g} allowed no more; --minutes 0 (all, in about {most} "

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from lessons_lib import PromptLookup, compare
@@ -45,15 +46,11 @@ def test_a_faster_format_is_named_for_those_who_accept_other_tokens():
     assert "(60 MB in memory instead of 100)" in said and "W4A16" not in said
 
 
-def test_nothing_is_recommended_whose_interval_contains_1():
-    rows = [row("plain"), row("prompt lookup", 1.05, tau=1.1), row("broken", problem="reads no trees")]
+@pytest.mark.parametrize("speedup, spread", [(1.05, 0.1), (1.04, 0.01)], ids=["interval contains 1", "small gain"])
+def test_a_gain_that_is_uncertain_or_too_small_is_not_recommended(speedup, spread):
+    rows = [row("plain"), row("prompt lookup", speedup, spread, tau=1.1), row("broken", problem="reads no trees")]
     said = recommendation(rows)
     assert said.startswith("Decode plainly") and "prompt lookup, yields 1.10 tokens per forward pass" in said
-
-
-def test_a_gain_too_small_to_matter_is_not_recommended():
-    rows = [row("plain"), row("prompt lookup", 1.04, spread=0.01)]
-    assert recommendation(rows).startswith("Decode plainly")
 
 
 def test_one_run_on_one_prompt_recommends_nothing():

@@ -57,13 +57,6 @@ def test_speed_is_that_of_decoding_and_the_interval_of_one_prompt_that_of_its_re
     assert row.whole.value == pytest.approx(2 * 116 / (108 + 104)) and row.cells()[5] == "1.09"
 
 
-def test_the_table_counts_passes_tokens_and_speed_alike_after_the_prefill():
-    made = compare(CYCLE, PROMPT, {"plain": engine(1.0), "fast": engine(1.0, 4)}, max_new_tokens=17, repeats=1)
-    head, (_, fast) = made._table()
-    cells = dict(zip(head, fast, strict=True))
-    assert int(cells["passes"]) * float(cells["tokens per pass"]) == 17 - 1
-
-
 def test_a_text_that_a_draft_finished_in_the_prefill_is_left_out_of_the_speed_of_decoding():
     """Of two prompts the second takes the fast engine its prefill alone; the first 8 tokens at 2 and at 1 s."""
 
@@ -84,7 +77,6 @@ def test_the_plot_marks_what_is_recommended(monkeypatch):
     made = compare(CYCLE, PROMPT, {"plain": engine(1.0), "fast": engine(0.5)}, max_new_tokens=5, repeats=2)
     (ax,) = made.plot().axes
     assert [label.get_text() for label in ax.get_yticklabels()] == ["fast\n(recommended)", "plain"]
-    assert "whiskers: 95% interval" in ax.get_xlabel()
 
 
 def test_with_several_prompts_the_interval_is_that_of_the_prompts():
@@ -126,15 +118,10 @@ def test_a_text_that_goes_on_where_plain_decoding_ends_has_other_tokens():
 
 
 def test_a_technique_that_cannot_run_says_why_and_the_others_go_on():
-    def never(ids, new):
-        raise Unsupported("this model reads no trees; use chains")
-
-    def full(ids, new):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
-
-    made = compare(CYCLE, PROMPT, {"plain": None, "never": never, "full": full, "lookup": PromptLookup()}, 5, 1)
-    assert [row.problem for row in made.rows] == ["", "this model reads no trees; use chains", "out of memory", ""]
-    assert "use chains" in repr(made) and "out of memory" in made._repr_html_()
+    never = raising(Unsupported("this model reads no trees; use chains"))
+    made = compare(CYCLE, PROMPT, {"plain": None, "never": never, "lookup": PromptLookup()}, 5, 1)
+    assert [row.problem for row in made.rows] == ["", "this model reads no trees; use chains", ""]
+    assert "use chains" in repr(made) and "use chains" in made._repr_html_()
     with pytest.raises(KeyError, match="reads no trees"):
         made["never"]
     with pytest.raises(Unsupported):
@@ -161,12 +148,13 @@ def test_a_model_that_transformers_cannot_assist_is_compared_all_the_same(kind, 
 @pytest.mark.parametrize(
     "error",
     [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"),
         RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 80 bytes"),
         RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 80 bytes."),
         MemoryError(),
     ],
 )
-def test_a_technique_without_room_in_a_cpus_memory_is_a_row_and_the_others_go_on(error):
+def test_a_technique_without_room_in_memory_is_a_row_and_the_others_go_on(error):
     made = compare(CYCLE, PROMPT, {"plain": None, "full": raising(error), "lookup": PromptLookup()}, 5, 1)
     assert [row.problem for row in made.rows] == ["", "out of memory", ""]
     with pytest.raises(type(error)):  # without the first one there is nothing to compare with
@@ -224,20 +212,9 @@ def test_where_time_is_short_what_is_slow_is_left_out_and_then_texts_get_shorter
         assert made.rows[2].problem == "left out for time: 0.25 times as fast in a trial of 8 tokens"
 
 
-def ending(seconds: float):
-    """An engine whose text after a prompt of one token ends with its first token."""
-    return lambda ids, new: engine(seconds)(ids, 1 if len(ids) == 1 else new)
-
-
-def test_a_first_text_that_ends_at_once_does_not_lift_the_limit_of_time():
-    techniques = {"plain": ending(1.0), "slow": ending(4.0)}
-    made = Comparison(CYCLE, [[0], PROMPT], techniques, max_new_tokens=128, repeats=1)
-    assert list(made.runs(10.0)) and made.max_new_tokens == 16 and made.rows[1].problem.startswith("left out for time")
-    assert made.unlimited == 6 * (20 + 20) + 2 * 128 * (1 + 4)  # a prefill of 20 s per token, as for the second prompt
-
-
 def test_texts_that_all_end_with_their_first_token_are_no_comparison_and_leave_json():
-    made = compare(CYCLE, [[0], [1]], {"plain": ending(1.0), "other": ending(1.0)}, max_new_tokens=9, repeats=1)
+    ends = lambda ids, new: engine(1.0)(ids, 1)  # noqa: E731
+    made = compare(CYCLE, [[0], [1]], {"plain": ends, "other": ends}, max_new_tokens=9, repeats=1)
     assert made.recommendation.startswith("Nothing can be recommended: every text ended with its first token")
     assert json.dumps(made.record(), allow_nan=False)
 
@@ -249,7 +226,6 @@ def test_weights_of_a_draft_and_the_cache_count_as_memory():
     cache = 2 * 2 * 8 * 8 * 4  # per layer: keys and values of 2 heads of 8, for 8 tokens, in 4 bytes
     plain, drafted = (row.memory for row in made.rows)
     assert plain == weights[0] + 2 * cache and drafted == plain + weights[1] + cache
-    assert "memory" in repr(made) and "memory" not in repr(compare(network, [1], {"a": None, "b": None}, 3, 1))
 
 
 def test_a_streaming_cache_counts_with_as_many_tokens_as_it_has_slots():
