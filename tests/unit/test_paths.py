@@ -2,14 +2,11 @@
 
 import importlib
 import os
-import warnings
 from pathlib import Path
 
-import platformdirs
 import pytest
 
 from lessons_lib import paths
-from lessons_lib.paths import cache_dir
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +18,7 @@ def variable_unset_and_put_back(monkeypatch):
 @pytest.mark.parametrize("name, folder", [("mine", Path("mine").absolute()), ("~/models", Path.home() / "models")])
 def test_the_variable_names_the_cache_folder(monkeypatch, name, folder):
     monkeypatch.setenv("LESSONS_LIB_CACHE", name)
-    assert cache_dir() == folder
+    assert paths.cache_dir() == folder
 
 
 def test_a_relative_folder_is_the_same_one_for_processes_that_run_in_other_folders(monkeypatch, tmp_path):
@@ -32,20 +29,8 @@ def test_a_relative_folder_is_the_same_one_for_processes_that_run_in_other_folde
 
 
 def test_without_the_variable_it_is_the_users_cache_folder(monkeypatch, tmp_path):
-    monkeypatch.setattr(platformdirs, "user_cache_path", lambda *_, **__: tmp_path / "user")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert cache_dir() == tmp_path / "user"
-
-
-def test_a_users_cache_folder_that_cannot_be_written_gives_one_shared_temporary_folder(monkeypatch, tmp_path):
-    (tmp_path / "file").write_text("a file where a folder should be")
-    monkeypatch.setattr(platformdirs, "user_cache_path", lambda *_, **__: tmp_path / "file" / "cache")
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with pytest.warns(UserWarning, match="LESSONS_LIB_CACHE"):
-        first = cache_dir()
-    assert first.is_dir() and first.parent == tmp_path
-    assert cache_dir() == first
+    monkeypatch.setattr(paths, "user_cache_path", lambda *_, **__: tmp_path / "user")
+    assert paths.cache_dir() == tmp_path / "user"
 
 
 def test_a_file_is_written_whole_or_not_at_all(monkeypatch, tmp_path):
