@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from lessons_lib.cli.common import Refused, add_command, add_model, open_model, refusing
+from lessons_lib.cli.common import add_command, add_model, open_model, refusing
 from lessons_lib.decoding.generate import Output, after_prefill, generate, tokens_per_pass
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.draft_model import DraftModel
@@ -65,8 +65,6 @@ def drafter(options: argparse.Namespace, model: LanguageModel) -> Proposer | Non
 
 def as_prompt(model: LanguageModel, text: str) -> Prompt:
     """The text as a message of the user if the model has a chat template, else as it is."""
-    if model.tokenizer is None:
-        raise Refused(f"{model.name} has no tokenizer; use a folder with one.")
     return [{"role": "user", "content": text}] if model.tokenizer.chat_template else text
 
 

@@ -45,18 +45,13 @@ def checkpoints(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def lessons(tmp_path):
-    """lessons(*words, **settings of the environment) -> the finished process of the command, in an empty folder.
-
-    before: what the process calls first.
-    """
+    """lessons(*words) -> the finished process of the installed command, in an empty folder."""
     command = Path(sys.executable).with_name("lessons.exe" if sys.platform == "win32" else "lessons")
-    quiet = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    settings = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
 
-    def run(*words, before=None, **settings) -> subprocess.CompletedProcess:
+    def run(*words) -> subprocess.CompletedProcess:
         call = [str(command), *map(str, words)]
-        environment = os.environ | quiet | settings
-        return subprocess.run(
-            call, cwd=tmp_path, env=environment, preexec_fn=before, capture_output=True, text=True, timeout=300
-        )
+        options = dict(capture_output=True, text=True, timeout=300)
+        return subprocess.run(call, cwd=tmp_path, env=os.environ | settings, **options)
 
     return run
