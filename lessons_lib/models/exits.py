@@ -47,9 +47,6 @@ class ExitAdapter(nn.Module):
         """Hidden states (..., D) after layer E -> (..., D), before the final norm."""
         return states + F.linear(F.silu(F.linear(states, self.W1)), self.W2)
 
-    def extra_repr(self) -> str:
-        return f"exit_layer={self.exit_layer}, width={self.W1.shape[1]}"
-
 
 # --- Stored weights
 

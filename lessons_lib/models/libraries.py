@@ -1,8 +1,6 @@
 """The same model quantized by other libraries (lesson 10): torchao and bitsandbytes, through transformers.
 
-Both leave the LM head and the embedding as they are. torchao's packed int4 needs a GPU and the package mslk. "torchao
-int4" here keeps one code per byte; torchao's int4 kernel for CPUs is a prototype, which the tests cover. The 8-bit
-format of bitsandbytes casts activations to fp16.
+Both leave the LM head and the embedding as they are. The 8-bit format of bitsandbytes casts activations to fp16.
 """
 
 import importlib.util
@@ -20,17 +18,15 @@ from lessons_lib.progress import first_line
 from lessons_lib.quantization.linear import storage_bytes
 
 
-def _torchao(name: str, *args) -> TorchAoConfig:
+def _torchao(name: str) -> TorchAoConfig:
     import torchao.quantization as ao
 
-    return TorchAoConfig(quant_type=getattr(ao, name)(*args))
+    return TorchAoConfig(quant_type=getattr(ao, name)())
 
 
 LIBRARIES: dict[str, Callable[[torch.dtype], TorchAoConfig | BitsAndBytesConfig]] = {
     "torchao int8": lambda dtype: _torchao("Int8WeightOnlyConfig"),
     "torchao int8 dynamic": lambda dtype: _torchao("Int8DynamicActivationInt8WeightConfig"),
-    "torchao int4": lambda dtype: _torchao("IntxWeightOnlyConfig", torch.int4),
-    "torchao int4 packed": lambda dtype: _torchao("Int4WeightOnlyConfig"),
     "bitsandbytes int8": lambda dtype: BitsAndBytesConfig(load_in_8bit=True),
     "bitsandbytes nf4": lambda dtype: BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
@@ -55,7 +51,7 @@ def by_library(name: str, dtype: torch.dtype, checkpoint: str | Path, device: st
             options = dict(dtype=dtype, quantization_config=config, device_map={"": device})
             made = AutoModelForCausalLM.from_pretrained(checkpoint, **options)
     except (ImportError, RuntimeError, ValueError, NotImplementedError) as error:
-        why = first_line(error).split(" For details")[0]  # drop the reference to a report that `quiet` suppresses
+        why = first_line(error)
         raise ModelUnavailable(f"{name} does not run here ({why}); choose another of {library}'s formats") from error
     return made.eval()
 

@@ -28,11 +28,8 @@ class LoRALinear(nn.Module):
         """x (T, K) -> (T, N)."""
         return self.linear(x) + self.scale * F.linear(F.linear(x, self.A), self.B)
 
-    def extra_repr(self) -> str:
-        return f"rank={len(self.A)}, scale={self.scale}"
 
-
-def adapted(decoder: Decoder, rank: int = 8, alpha: float = 16.0, seed: int = 0) -> Decoder:
+def adapted(decoder: Decoder, rank: int, alpha: float, seed: int = 0) -> Decoder:
     """A copy of the decoder with an adapter on every matrix of every layer, but not on the LM head; weights are shared.
 
     seed: of the initial values. The matrices must not be quantized.

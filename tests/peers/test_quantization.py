@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.ao.quantization import PerChannelMinMaxObserver
 
 from lessons_lib.models import ModelUnavailable, tiny
-from lessons_lib.models.libraries import LIBRARIES, by_library, bytes_held
+from lessons_lib.models.libraries import by_library, bytes_held
 from lessons_lib.quantization.floats import codebook, quantize_fp8, quantize_nf4
 from lessons_lib.quantization.formats import relative_error
 from lessons_lib.quantization.integers import quantize
@@ -138,19 +138,9 @@ def test_of_a_librarys_model_codes_and_scales_are_counted(name, each, tmp_path):
     assert each < (bytes_held(by_library(name, torch.float32, tmp_path)) - wide) / rounded < each + 0.1
 
 
-def test_what_a_library_does_not_run_here_is_said_in_one_sentence(tmp_path, torchao):
-    tiny(dtype=torch.float32, width=64).save_pretrained(tmp_path)
-    if torch.cuda.is_available():
-        pytest.skip("with a GPU it may run")
-    with pytest.raises(ModelUnavailable, match="int4 packed does not run here.*; choose another of") as refused:
-        by_library("torchao int4 packed", torch.float32, tmp_path)
-    assert "For details" not in str(refused.value)  # the report that it names is not shown
-
-
 def test_a_missing_library_and_an_unknown_name_are_refused(monkeypatch):
     monkeypatch.setattr("lessons_lib.models.libraries.importlib.util.find_spec", lambda name: None)
     with pytest.raises(ModelUnavailable, match=r"torchao int8 needs torchao, which is missing; install lessons_lib\["):
         by_library("torchao int8", torch.float32, "here")
     with pytest.raises(ValueError, match="there is no 'gptq'; choose one of torchao int8"):
         by_library("gptq", torch.float32, "here")
-    assert all(name.split()[0] in ("torchao", "bitsandbytes") for name in LIBRARIES)

@@ -14,6 +14,12 @@ PAGES = {"page_size": 32, "num_blocks": 32, "max_batch_tokens": 64}
 PROMPTS, LENGTHS = [[7, 7, 3, 9], [5, 80, 3, 3, 61, 2], [1], [9, 4]], [5, 2, 7, 1]
 
 
+in_both_ways = pytest.mark.parametrize("serve", [
+    lambda requests: peers.padded_batches(NETWORK, requests, 3),
+    lambda requests: peers.continuous_batches(NETWORK, requests, PAGES),
+], ids=["padded", "continuous"])  # fmt: skip
+
+
 def made():
     return [
         Sequence(i, ids=list(ids), output_length=n) for i, (ids, n) in enumerate(zip(PROMPTS, LENGTHS, strict=True))
@@ -24,10 +30,7 @@ def alone(ids, count):
     return generate(NETWORK, ids, max_new_tokens=count, min_new_tokens=count).ids
 
 
-@pytest.mark.parametrize("serve", [
-    lambda requests: peers.padded_batches(NETWORK, requests, 3),
-    lambda requests: peers.continuous_batches(NETWORK, requests, PAGES),
-], ids=["padded", "continuous"])  # fmt: skip
+@in_both_ways
 def test_each_request_gets_its_own_tokens_and_a_time_for_each(serve):
     asked = made()
     served = serve(asked)
@@ -39,10 +42,7 @@ def test_each_request_gets_its_own_tokens_and_a_time_for_each(serve):
     assert [r.ids for r in asked] == PROMPTS  # the workload can be served again
 
 
-@pytest.mark.parametrize("serve", [
-    lambda requests: peers.padded_batches(NETWORK, requests, 3),
-    lambda requests: peers.continuous_batches(NETWORK, requests, PAGES),
-], ids=["padded", "continuous"])  # fmt: skip
+@in_both_ways
 def test_a_request_that_arrives_later_is_refused(serve):
     with pytest.raises(ValueError, match="serve all requests at once; let every request arrive at 0 s"):
         serve([*made(), Sequence(4, 5.0, ids=[1, 2], output_length=2)])
@@ -54,10 +54,7 @@ def test_a_padded_batch_ends_together_and_the_next_begins_after_it():
     assert last.admitted >= third.finished and first.times == third.times[:5]
 
 
-@pytest.mark.parametrize("serve", [
-    lambda requests: peers.padded_batches(NETWORK, requests, 2),
-    lambda requests: peers.continuous_batches(NETWORK, requests, PAGES),
-], ids=["padded", "continuous"])  # fmt: skip
+@in_both_ways
 def test_a_limit_below_the_length_ends_an_answer(serve):
     served = serve([Sequence(0, ids=[7, 7, 3], output_length=9, max_tokens=2), Sequence(1, ids=[1], output_length=4)])
     assert [len(request.times) for request in served] == [2, 4] and not any(request.error for request in served)

@@ -11,13 +11,13 @@ from lessons_lib.paths import ROOT
 from lessons_lib.training.prompts import own
 
 LINE = {"question_id": 81, "category": "writing", "turns": ["Write.", "Rewrite."], "reference": ["", ""]}
-GROUNDED = ("summarization", "qa", "code")
 
 
 def test_our_own_questions_are_many_of_every_category_and_some_have_several_turns():
     ours = questions()
     counts = Counter(question.category for question in ours)
-    assert set(counts) == {"chat", *GROUNDED, "math", "writing", "lists"} and min(counts.values()) >= 8
+    assert set(counts) == {"chat", "summarization", "qa", "code", "math", "writing", "lists"}
+    assert min(counts.values()) >= 8
     assert sum(counts.values()) - counts["lists"] >= 60
     several = {question.category for question in ours if len(question.turns) > 1}
     assert several == {"chat"} and sum(len(question.turns) > 1 for question in ours) >= 4
@@ -46,13 +46,6 @@ def test_no_question_that_is_measured_trains_a_draft_or_heads():
     assert not measured & {prompt.text for prompt in own()}
 
 
-@pytest.mark.parametrize("question", [q for q in questions() if q.category in GROUNDED], ids=lambda q: q.question_id)
-def test_a_grounded_question_carries_a_passage_of_some_length(question):
-    task, _, passage = question.turns[0].partition("\n\n")
-    assert 80 <= len(passage.split()) <= 250
-    assert len(task.split()) < 50
-
-
 def test_a_spec_bench_file_is_read_with_its_further_keys_and_empty_lines(tmp_path):
     path = tmp_path / "question.jsonl"
     text = "Line\u2028separator"  # inside a JSON text this ends no line
@@ -67,12 +60,9 @@ def test_a_spec_bench_file_is_read_with_its_further_keys_and_empty_lines(tmp_pat
     ("[1, 2]", "is no question"),
     ('{"question_id": 2, "turns": ["a"]}', "lacks 'category'"),
     ('{"question_id": 2, "category": "math"}', "lacks 'turns'"),
-    ('{"question_id": "2", "category": "math", "turns": ["a"]}', "question_id is no whole number but '2'"),
-    ('{"question_id": 2, "category": "", "turns": ["a"]}', "category is no text"),
     ('{"question_id": 2, "category": "math", "turns": "a"}', "turns is no list of texts"),
     ('{"question_id": 2, "category": "math", "turns": []}', "turns is no list of texts"),
     ('{"question_id": 2, "category": "math", "turns": ["a", " "]}', "one of them is empty"),
-    ('{"question_id": 2, "category": "math", "turns": ["a", 3]}', "turns is no list of texts"),
 ])  # fmt: skip
 def test_a_line_that_is_no_question_is_named(tmp_path, bad, said):
     path = tmp_path / "question.jsonl"
@@ -114,11 +104,6 @@ def test_no_prompt_of_ours_holds_a_passage_of_the_texts():
     assert not [line for part in TEXTS for line in text(part).split("\n") if len(line) > 200 and line[:100] in asked]
 
 
-def test_a_text_that_is_not_there_is_refused_with_those_that_are():
-    with pytest.raises(ValueError, match="no text 'test'; choose one of evaluation, calibration"):
-        text("test")
-
-
 def test_prompts_are_lines_of_text_or_json(tmp_path):
     path = tmp_path / "prompts"
     path.write_text("First prompt.\n\n  A second {one} \n", encoding="utf-8")
@@ -150,9 +135,7 @@ def test_a_file_in_another_encoding_is_named(tmp_path):
         prompts(path)
 
 
-@pytest.mark.parametrize(
-    "line", ['{"prompt": 3}', '{"prompt": ""}', '{"text": "x"}', '"', "[1]", "3", '{"prompt": "a"} b']
-)
+@pytest.mark.parametrize("line", ['{"prompt": 3}', '{"prompt": ""}', '{"text": "x"}', '"', "[1]"])
 def test_a_prompt_that_cannot_be_read_is_named_by_its_line(tmp_path, line):
     path = tmp_path / "prompts.jsonl"
     path.write_text(f'"good"\n{line}\n', encoding="utf-8")

@@ -34,6 +34,15 @@ def test_auto_takes_the_fastest_device_present(machine, cuda, mps, expected):
     assert pick_device("auto") == expected
 
 
+@pytest.mark.parametrize(
+    "device, dtype, other", [("cuda", "bf16", "fp16"), ("mps", "fp64", "fp16")], ids=["T4", "Apple GPU"]
+)
+def test_a_dtype_that_the_device_lacks_is_refused_with_one_that_it_has(machine, device, dtype, other):
+    machine(cuda=1, mps=True, gpu_bf16=False)
+    with pytest.raises(ValueError, match=f"'{dtype}' is not supported by the device '{device}'; use '{other}'"):
+        pick(device, dtype)
+
+
 def test_a_device_that_is_named_and_present_is_taken(machine):
     machine(cuda=2)
     assert [pick_device(name) for name in ("cpu", "cuda", "cuda:1", torch.device("cuda", 0), "cpu:0")] == [
@@ -66,11 +75,6 @@ def test_auto_takes_bf16_only_where_the_device_computes_in_it(machine, device, h
     assert pick_dtype("auto", device) == expected
 
 
-def test_a_lesson_gets_the_device_and_the_formats_name(machine):
-    machine(cuda=1, gpu_bf16=False)
-    assert pick("auto", "auto") == ("cuda", "fp16") and pick("cpu", "float32") == ("cpu", "fp32")
-
-
 def test_short_names_torch_names_and_dtypes_mean_the_same():
     for short, long in {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}.items():
         dtype = getattr(torch, long)
@@ -82,15 +86,3 @@ def test_short_names_torch_names_and_dtypes_mean_the_same():
 def test_an_unknown_dtype_is_refused_with_the_known_ones(wrong):
     with pytest.raises(ValueError, match="not known.*fp32, bf16, fp16, fp64"):
         pick_dtype(wrong)
-
-
-def test_bf16_on_a_gpu_without_it_is_refused_and_fp16_proposed(machine):
-    machine(cuda=1, gpu_bf16=False)
-    with pytest.raises(ValueError, match="'bf16' is not supported by the device 'cuda'; use 'fp16'"):
-        pick_dtype("bf16", "cuda")
-
-
-def test_fp64_on_an_apple_gpu_is_refused(machine):
-    machine(mps=True)
-    with pytest.raises(ValueError, match="'fp64' is not supported by the device 'mps'"):
-        pick_dtype("fp64", "mps")

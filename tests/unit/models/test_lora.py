@@ -67,7 +67,7 @@ def test_every_matrix_of_every_layer_has_an_adapter_and_nothing_else(decoder):
 
 def test_a_quantized_decoder_is_refused(decoder):
     with pytest.raises(ValueError, match="adapters are for full weights; adapt the decoder"):
-        adapted(quantize_model(decoder, "W8A16"))
+        adapted(quantize_model(decoder, "W8A16"), rank=3, alpha=6.0)
 
 
 def test_the_start_depends_on_the_seed_alone(decoder):

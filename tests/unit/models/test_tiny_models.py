@@ -32,19 +32,3 @@ def test_the_seed_decides_and_the_global_random_state_stays(family):
 def test_the_librarys_own_is_the_llama_of_these():
     own, same = tiny(layers=3, seed=1).state_dict(), tiny_of("llama", 3, seed=1).state_dict()
     assert own.keys() == same.keys() and all(torch.equal(own[name], same[name]) for name in own)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_cached_and_uncached_generation_agree_and_do_not_end_early(family):
-    network = tiny_of(family)
-    runs = [network.generate(IDS[:1, :9], max_new_tokens=25, do_sample=False, use_cache=use) for use in (True, False)]
-    assert torch.equal(*runs) and runs[0].shape == (1, 34)
-
-
-@torch.no_grad()
-def test_a_window_hides_what_lies_before_it():
-    changed = IDS[:1].clone()
-    changed[0, 0] = (changed[0, 0] + 1) % 97
-    far, near = (tiny_of("mistral", 1, window=window) for window in (None, 8))
-    assert not torch.allclose(far(IDS[:1]).logits[0, -1], far(changed).logits[0, -1])
-    assert torch.allclose(near(IDS[:1]).logits[0, -1], near(changed).logits[0, -1])
