@@ -1,19 +1,91 @@
-"""The recommendation of a comparison: the fastest technique that keeps the tokens, if it is clearly faster, and why.
+"""What a comparison finds: a row for each technique, and a recommendation.
 
-A technique's role: EXACT keeps the tokens of plain decoding; OTHER chooses its own tokens, because it runs quantized
-weights or another model; a PEER is another engine, which is shown and never recommended.
+Recommended is the fastest technique that keeps the tokens, if it is clearly faster. A technique's role: EXACT keeps the
+tokens of plain decoding; OTHER chooses its own tokens, because it runs quantized weights or another model; a PEER is
+another engine, which is shown and never recommended.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from math import nan
+from typing import Any
 
-if TYPE_CHECKING:
-    from lessons_lib.comparison import Row
+from lessons_lib.decoding.probing import Divergence
+from lessons_lib.measure import tables
+from lessons_lib.measure.clock import Ratio
 
 EXACT, OTHER, PEER = "exact", "other tokens", "peer"
 GAIN = 0.05  # a technique with a smaller gain is not recommended
+HEADINGS = (
+    "after the prompt:", "passes", "tokens per pass", "tokens/s", "times as fast (95% interval)", "whole request",
+    "same tokens", "memory",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """One technique over all prompts that were measured with it and with the first technique.
+
+    passes: forward passes of all texts. tokens_per_pass: tau. Both, tokens_per_second and speedup are without prefill.
+    speedup: over the first technique; None for itself. whole: the same with the prefill. same: for each prompt, whether
+    the tokens are those of the first technique. divergence: the one with the largest logit gap. memory: bytes of the
+    weights and of the longest text's KV cache; None where unknown. problem: why there is no measurement, else "". role:
+    whether it keeps the tokens.
+    """
+
+    name: str
+    passes: int = 0
+    tokens_per_pass: float = nan
+    tokens_per_second: float = nan
+    speedup: Ratio | None = None
+    whole: Ratio | None = None
+    same: tuple[bool, ...] = ()
+    divergence: Divergence | None = None
+    memory: float | None = None
+    problem: str = ""
+    role: str = EXACT
+
+    def cells(self) -> list[str]:
+        """This row under HEADINGS."""
+        if self.problem:
+            return [self.name, *[""] * 5, self.problem, ""]
+        counted = [f"{self.passes:,}", f"{self.tokens_per_pass:.2f}", f"{self.tokens_per_second:.3g}"]
+        memory = "" if self.memory is None else f"{tables.number(self.memory / 1e6)} MB"
+        whole = f"{self.whole.value:.2f}" if self.whole else ""
+        return [self.name, *counted, self._speedup(), whole, self._same(), memory]
+
+    def record(self) -> dict[str, Any]:
+        """This row, ready for JSON; without the numbers of decoding if nothing followed the prefill."""
+        said: dict[str, Any] = {"name": self.name}
+        if self.problem:
+            return said | {"problem": self.problem}
+        names = ("passes", "tokens_per_pass", "tokens_per_second", "memory") if self.passes else ("passes", "memory")
+        said |= {name: getattr(self, name) for name in names}
+        for what, ratio in (("speedup", self.speedup), ("whole_request", self.whole)):
+            if ratio:
+                said[what] = {"value": ratio.value, "low": ratio.low, "high": ratio.high, "runs": ratio.runs}
+        if self.speedup:
+            said["same_tokens"] = list(self.same)
+        if self.divergence:
+            said["divergence"] = {"token": self.divergence.same + 1, "logit_gap": self.divergence.margin}
+        return said
+
+    def _speedup(self) -> str:
+        if self.speedup is None:
+            return ""
+        value = f"{self.speedup.value:.2f}"
+        return value if self.speedup.runs == 1 else f"{value} ({self.speedup.cell()})"
+
+    def _same(self) -> str:
+        if self.speedup is None:
+            return ""
+        if all(self.same):
+            return "yes"
+        count = "no" if len(self.same) == 1 else f"{sum(self.same)} of {len(self.same)}"
+        if self.divergence is None:
+            return count
+        where = f"{count}: token {self.divergence.same + 1}, logit gap {self.divergence.margin:.2g}"
+        return f"{where} (a near tie)" if self.divergence.near_tie else where
 
 
 def compared(rows: Sequence[Row]) -> list[Row]:

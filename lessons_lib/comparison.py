@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lessons_lib.advice import EXACT, OTHER, PEER, recommendation, recommended
+from lessons_lib.advice import EXACT, HEADINGS, OTHER, PEER, Row, recommendation, recommended
 from lessons_lib.decoding.checks import kind
 from lessons_lib.decoding.generate import Output, after_prefill, generate
 from lessons_lib.decoding.peers import TransformersGenerate
@@ -40,10 +40,6 @@ Technique = Proposer | Target | LanguageModel | tuple[Any, Proposer | None] | En
 WARM_UP = 8  # tokens of a technique's untimed run
 SLOW = 3  # what takes this many times plain's time per token is left out where time is short
 FEWEST = 16  # tokens per text, however short the time
-HEADINGS = (
-    "after the prompt:", "passes", "tokens per pass", "tokens/s", "times as fast (95% interval)", "whole request",
-    "same tokens", "memory",
-)  # fmt: skip
 
 
 def compare(
@@ -71,72 +67,6 @@ def compare(
     for _ in bar(comparison.runs(), total=comparison.total, desc="comparing", unit="run"):
         pass
     return comparison
-
-
-@dataclass(frozen=True)
-class Row:
-    """One technique over all prompts that were measured with it and with the first technique.
-
-    passes: forward passes of all texts. tokens_per_pass: tau. Both, tokens_per_second and speedup are without prefill.
-    speedup: over the first technique; None for itself. whole: the same with the prefill. same: for each prompt, whether
-    the tokens are those of the first technique. divergence: the one with the largest logit gap. memory: bytes of the
-    weights and of the longest text's KV cache; None where unknown. problem: why there is no measurement, else "". role:
-    whether it keeps the tokens (see `lessons_lib.advice`).
-    """
-
-    name: str
-    passes: int = 0
-    tokens_per_pass: float = nan
-    tokens_per_second: float = nan
-    speedup: Ratio | None = None
-    whole: Ratio | None = None
-    same: tuple[bool, ...] = ()
-    divergence: Divergence | None = None
-    memory: float | None = None
-    problem: str = ""
-    role: str = EXACT
-
-    def cells(self) -> list[str]:
-        """This row under HEADINGS."""
-        if self.problem:
-            return [self.name, *[""] * 5, self.problem, ""]
-        counted = [f"{self.passes:,}", f"{self.tokens_per_pass:.2f}", f"{self.tokens_per_second:.3g}"]
-        memory = "" if self.memory is None else f"{tables.number(self.memory / 1e6)} MB"
-        whole = f"{self.whole.value:.2f}" if self.whole else ""
-        return [self.name, *counted, self._speedup(), whole, self._same(), memory]
-
-    def record(self) -> dict[str, Any]:
-        """This row, ready for JSON; without the numbers of decoding if nothing followed the prefill."""
-        said: dict[str, Any] = {"name": self.name}
-        if self.problem:
-            return said | {"problem": self.problem}
-        names = ("passes", "tokens_per_pass", "tokens_per_second", "memory") if self.passes else ("passes", "memory")
-        said |= {name: getattr(self, name) for name in names}
-        for what, ratio in (("speedup", self.speedup), ("whole_request", self.whole)):
-            if ratio:
-                said[what] = {"value": ratio.value, "low": ratio.low, "high": ratio.high, "runs": ratio.runs}
-        if self.speedup:
-            said["same_tokens"] = list(self.same)
-        if self.divergence:
-            said["divergence"] = {"token": self.divergence.same + 1, "logit_gap": self.divergence.margin}
-        return said
-
-    def _speedup(self) -> str:
-        if self.speedup is None:
-            return ""
-        value = f"{self.speedup.value:.2f}"
-        return value if self.speedup.runs == 1 else f"{value} ({self.speedup.cell()})"
-
-    def _same(self) -> str:
-        if self.speedup is None:
-            return ""
-        if all(self.same):
-            return "yes"
-        count = "no" if len(self.same) == 1 else f"{sum(self.same)} of {len(self.same)}"
-        if self.divergence is None:
-            return count
-        where = f"{count}: token {self.divergence.same + 1}, logit gap {self.divergence.margin:.2g}"
-        return f"{where} (a near tie)" if self.divergence.near_tie else where
 
 
 class Comparison:

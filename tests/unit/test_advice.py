@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from lessons_lib import PromptLookup, compare
-from lessons_lib.advice import EXACT, OTHER, PEER, recommendation, recommended
-from lessons_lib.comparison import Row
+from lessons_lib.advice import EXACT, OTHER, PEER, Row, recommendation, recommended
 from lessons_lib.decoding.probing import Divergence
 from lessons_lib.measure.clock import Ratio, Samples
 from lessons_lib.models import LanguageModel, tiny
