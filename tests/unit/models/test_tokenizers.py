@@ -58,7 +58,7 @@ def swap(tokens, i, j):
     (dict(tokens=[*TOKENS, "ĠĠ"]), "token 'ĠĠ' is missing in one and 261 in the other"),
     (dict(tokens=["<stop>", *TOKENS[1:]], special="<stop>"), "token '<end>' is 0 in one and missing"),
     (dict(merges=[*MERGES[2:], *MERGES[:2]]), "cut 'They thought .* differently"),
-    (dict(split=[pre_tokenizers.Digits(True)]), r"cut '0 12 .* token 2 is \['12'\] in one and \['1'\]"),
+    (dict(split=[pre_tokenizers.Digits(True)]), "cut '0 12 .* differently"),
 ], ids=["swapped ids", "one more token", "another end", "another order of merges", "digits split"])  # fmt: skip
 def test_the_first_difference_is_named(other, said):
     with pytest.raises(ValueError, match=said):
@@ -98,9 +98,9 @@ class Words:
 @pytest.mark.parametrize("sizes", [(97, 112), (112, 97), (97, 97)], ids=str)
 def test_paddings_of_one_tokenizer_may_differ(sizes, mode):
     target, draft = (TransformersTarget(tiny(vocab_size=size), Words(90)) for size in sizes)
-    plain = generate(target, PROMPT, max_new_tokens=60).ids
+    plain = generate(target, PROMPT, max_new_tokens=24).ids
     proposer = DraftModel(draft, 3, mode, generator=seeded(0))
-    assert generate(target, PROMPT, proposer, max_new_tokens=60).ids == plain
+    assert generate(target, PROMPT, proposer, max_new_tokens=24).ids == plain
     proposer.reset(target, PROMPT)
     tree = drafted(proposer, PROMPT)
     assert max(tree.tokens) < 90
