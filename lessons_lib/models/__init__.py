@@ -19,8 +19,7 @@ from lessons_lib.models.decoder import Decoder, Segment, attend, rotary_tables, 
 from lessons_lib.models.device import pick  # noqa: E402
 from lessons_lib.models.draft import decoder_of, draft_format  # noqa: E402
 from lessons_lib.models.exits import exit_logits, load_exit  # noqa: E402
-from lessons_lib.models.hub import LanguageModel, cut, load, names  # noqa: E402
-from lessons_lib.models.implementations import attending  # noqa: E402
+from lessons_lib.models.hub import LanguageModel, attending, cut, load, names  # noqa: E402
 from lessons_lib.models.libraries import by_library, bytes_held  # noqa: E402
 from lessons_lib.models.sparse import (  # noqa: E402
     attention_weights,

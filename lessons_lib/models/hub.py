@@ -268,22 +268,28 @@ def _read(folder: Path, dtype: torch.dtype) -> Loaded:
 
 
 def _from_hub(name: str, repo: str, dtype: torch.dtype) -> Loaded:
-    from huggingface_hub import HfApi
-
     try:
         return _from_pretrained(repo, dtype, local=True)  # complete in the hub's own cache?
     except READ_ERRORS:
         pass
     try:
-        HfApi().model_info(repo, timeout=5)  # one short request first, because transformers retries for half a minute
+        _ask_hub(repo)
         return _from_pretrained(repo, dtype, local=False)
-    except ModelUnavailable:
-        raise
-    except Exception as error:  # any of transformers or of the hub's HTTP library means that there is no model
+    except READ_ERRORS as error:
         raise ModelUnavailable(
             f"{name!r} comes from the Hugging Face hub ({repo}) and could not be loaded ({first_line(error)}); offline "
             f"use {OFFLINE!r}, and for a gated model accept its licence there and run `hf auth login`."
         ) from error
+
+
+def _ask_hub(repo: str) -> None:
+    """Check with one short request that the hub has the model, because transformers retries for half a minute."""
+    from huggingface_hub import HfApi
+
+    try:
+        HfApi().model_info(repo, timeout=5)
+    except Exception as error:  # any error of its HTTP library means that there is no model
+        raise OSError(first_line(error)) from error
 
 
 OTHER_TASKS = ("ForMaskedLM", "ForPreTraining", "Classification", "ForQuestionAnswering")  # ends of class names
@@ -322,3 +328,14 @@ def quiet(bars: bool = True) -> Iterator[None]:
         logging.set_verbosity(level)
         if had_bars:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def attending(network: PreTrainedModel, name: str) -> Iterator[PreTrainedModel]:
+    """Context manager: the network with this attn_implementation of transformers ("eager", "sdpa", ...; lesson 00)."""
+    before = network.config._attn_implementation
+    network.set_attn_implementation(name)
+    try:
+        yield network
+    finally:
+        network.set_attn_implementation(before)

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from support.oracle import exact
 
 from lessons_lib.measure.cost import bytes_decode
@@ -14,7 +13,6 @@ from lessons_lib.models.draft import (
     draft_format,
     load_draft,
     own_weights,
-    restored,
     save_draft,
     start_from,
 )
@@ -119,16 +117,6 @@ def test_nothing_of_the_target_is_stored_and_its_embedding_is_shared(network, dr
     assert matrices < stored < 1.5 * matrices + 4096  # a byte each, then scales, norms and names
     assert loaded.get_input_embeddings().weight.data_ptr() == network.get_input_embeddings().weight.data_ptr()
     assert loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight
-
-
-def test_what_is_stored_is_the_nearest_of_255_levels(draft, tmp_path):
-    save_draft(draft, tmp_path / "draft", "tiny")
-    stored, weight = load_file(tmp_path / "draft" / WEIGHTS), draft.layers[0].down.weight.detach().float()
-    levels, scales = stored["layers.0.down.weight"], stored["layers.0.down.weight.scales"]
-    assert levels.dtype == torch.int8 and torch.equal(scales, weight.abs().amax(1) / 127)
-    assert torch.equal(levels, (weight / scales[:, None]).round().to(torch.int8))
-    assert torch.equal(restored(stored)["layers.0.down.weight"], levels * scales[:, None])
-    assert torch.equal(restored(stored)["norm"], draft.norm.float()) and "kept" not in restored(stored)
 
 
 def test_a_draft_in_8_bits_has_no_other_matrices_and_scores_alike(network, draft, tmp_path):

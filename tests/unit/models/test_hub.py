@@ -9,7 +9,7 @@ import torch
 from support.families import tiny_of
 
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, TransformersTarget, as_target
-from lessons_lib.models import LanguageModel, ModelUnavailable, cut, gguf, hub, load, tiny
+from lessons_lib.models import LanguageModel, ModelUnavailable, attending, cut, gguf, hub, load, tiny
 from lessons_lib.models.hub import HUB
 from lessons_lib.quantization.linear import QuantizedLinear
 
@@ -260,3 +260,12 @@ def test_a_cut_has_the_first_layers_and_shares_their_weights(family):
 def test_a_cut_of_no_layers_or_too_many_is_refused(model, layers):
     with pytest.raises(ValueError, match=f"layers={layers} cannot be cut from small; choose from 1 to 4"):
         cut(model, layers=layers)
+
+
+def test_a_network_attends_as_before_afterwards_also_after_an_error():
+    network = tiny()
+    before = network.config._attn_implementation
+    with pytest.raises(KeyError), attending(network, "eager") as same:
+        assert same is network and network.config._attn_implementation == "eager" != before
+        raise KeyError
+    assert network.config._attn_implementation == before
