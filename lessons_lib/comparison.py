@@ -368,4 +368,4 @@ def held_by(target: Target, tokens: int) -> float | None:
         cache = ModelConfig.from_transformers(network.config).kv_elements(tokens) * network.dtype.itemsize
     except ValueError:  # a model without attention
         return None
-    return sum({part.data_ptr(): part.nbytes for part in network.parameters()}.values()) + cache
+    return sum(part.nbytes for part in network.parameters()) + cache

