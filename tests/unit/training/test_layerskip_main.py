@@ -173,21 +173,26 @@ def test_an_exit_reads_as_many_prompts_as_its_recipe_says(at_home, monkeypatch, 
         assert f"prompts={wrong} is no number of our prompts; choose from 1 to 1040" in capsys.readouterr().err
 
 
-def test_what_follows_a_training_that_was_stopped_or_refused_is_not_run(tmp_path, monkeypatch):
+def test_the_bench_trains_and_evaluates_every_run(monkeypatch):
+    given = []
+    monkeypatch.setattr(train_layerskip, "training", lambda command: given.append(command) or 0)
+    assert train_layerskip.main(["--out", "results"]) == 0
+    parsed = [command_line.parser().parse_args(command) for command in given]
+    assert [(command[0], options.run) for command, options in zip(given, parsed, strict=True)] == [
+        ("layerskip-evaluate", "base"),
+        ("layerskip", "default"),
+        ("layerskip-evaluate", "default"),
+        ("layerskip", "control"),
+        ("layerskip-evaluate", "control"),
+        ("layerskip-exit", "exit"),
+        ("layerskip-exit-evaluate", "exit"),
+    ]
+    assert (parsed[1].p_max, parsed[1].curriculum) == (0.1, "rotational")
+    assert (parsed[3].p_max, parsed[3].curriculum) == (0.0, "last")
+
+
+def test_what_follows_a_training_that_was_stopped_or_refused_is_not_run(monkeypatch):
     given = []
     monkeypatch.setattr(train_layerskip, "training", lambda command: given.append(command[0]) or 130)
-    assert train_layerskip.main(["--out", str(tmp_path), "--here", "default", "control"]) == 130
+    assert train_layerskip.main(["--out", "results", "default", "control"]) == 130
     assert given == ["layerskip"]
-
-
-def test_the_bench_takes_all_runs_in_miniature(at_home, monkeypatch):
-    monkeypatch.setattr(train_layerskip, "load", at_home.load)
-    out = at_home.folder / "out"
-    assert train_layerskip.main(["--out", str(out), "--device", "cpu", "--tiny", "--here", "base", "default"]) == 0
-    assert {path.name for path in out.iterdir()} == {"base.json", "default.json", "default.safetensors"}
-    with pytest.raises(SystemExit):
-        train_layerskip.main(["nothing", "--out", str(out)])
-    options = SimpleNamespace(device="cpu", out=out, tiny=True, minutes="2")
-    trained, evaluated = map(command_line.parser().parse_args, train_layerskip.commands("exit", options))
-    assert (trained.exit_layer, trained.steps, trained.minutes) == (10, 3, 2.0)
-    assert trained.run == evaluated.run == "exit"
