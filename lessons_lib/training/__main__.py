@@ -62,8 +62,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, ModelUnavailable) as error:
         print(error, file=sys.stderr)
         return 2
-    except KeyboardInterrupt as stopped:
-        print(f"\n{stopped}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on from what it has saved", file=sys.stderr)
         return 130
     return 0
 
@@ -347,7 +347,7 @@ def run_layerskip_exit_evaluate(options: argparse.Namespace) -> None:
     for name, adapter in (("before", exit_adapter.fresh(decoder, recipe).adapter), ("after", run.adapter)):
         found[name] = exit_adapter.evaluate_exit(decoder, adapter, held, states)
         print(f"exit {adapter.exit_layer}, {name}: agreement {found[name]['agreement']:.3f}", flush=True)
-    write_tensors(run.weights(), options.results / "exit.safetensors")
+    write_tensors(run.weights, options.results / "exit.safetensors")
     write_json(found, options.results / "exit.json")
 
 

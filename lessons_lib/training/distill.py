@@ -15,16 +15,7 @@ from torch import Tensor
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import TrimmedDecoder, own_weights, start_from
 from lessons_lib.training.collect import Text, frequent
-from lessons_lib.training.loop import (
-    TrainingRun,
-    optimizers,
-    read_checkpoint,
-    read_texts,
-    restored,
-    resume,
-    train,
-    update,
-)
+from lessons_lib.training.loop import TrainingRun, optimizers, read_texts, resume, stored, train, update
 
 ROWS = 256  # positions that the loss computes at a time
 
@@ -62,9 +53,6 @@ class DraftRun(TrainingRun):
 
     draft: TrimmedDecoder
 
-    def weights(self) -> dict[str, Tensor]:
-        return own_weights(self.draft)
-
     def state(self) -> dict:
         return {"kept": self.draft.kept}
 
@@ -83,7 +71,7 @@ def distill(
     fast: matmuls in bf16; weights stay float32. Raises ValueError if the folder holds a run of another recipe.
     """
 
-    def start(saved: dict) -> DraftRun:
+    def start(recipe: Recipe, saved: dict) -> DraftRun:
         return fresh(target, recipe, saved.get("kept", frequent(texts, target.config.vocab_size, recipe.kept)))
 
     run = resume(recipe, folder, start)
@@ -123,13 +111,13 @@ def counted(text: Text, recipe: Recipe, step: int) -> Tensor:
 def fresh(target: Decoder, recipe: Recipe, kept: Tensor) -> DraftRun:
     """A new run. kept (K,): vocabulary of the trimmed head."""
     draft = start_from(target, recipe.layers, kept)
-    return DraftRun(recipe=recipe, draft=draft, optimizers=optimizers(own_weights(draft).values(), recipe))
+    weights = own_weights(draft)
+    return DraftRun(recipe=recipe, draft=draft, weights=weights, optimizers=optimizers(weights.values(), recipe))
 
 
 def trained(target: Decoder, folder: Path) -> DraftRun:
     """The run stored in `folder`. Raises ValueError if there is none."""
-    saved = read_checkpoint(folder, "distill")
-    return restored(fresh(target, Recipe(**saved["recipe"]), saved["kept"]), saved)
+    return stored(Recipe, folder, lambda recipe, saved: fresh(target, recipe, saved["kept"]))
 
 
 # --- The loss

@@ -21,7 +21,7 @@ from lessons_lib.training.collect import TEMPERATURE, Text, batches
 from lessons_lib.training.distill import DistillationLoss
 from lessons_lib.training.evaluate import GAMMA, tokens_per_pass
 from lessons_lib.training.layerskip import Batch, PaddedDecoder
-from lessons_lib.training.loop import TrainingRun, read_checkpoint, restored, resume, train, update, written
+from lessons_lib.training.loop import TrainingRun, resume, stored, train, update, written
 from lessons_lib.training.prompts import UserTurn
 
 
@@ -49,9 +49,6 @@ class ExitRun(TrainingRun):
 
     adapter: ExitAdapter
 
-    def weights(self) -> dict[str, Tensor]:
-        return dict(self.adapter.named_parameters())
-
 
 def fresh(decoder: Decoder, recipe: ExitRecipe) -> ExitRun:
     """A new run; the adapter is in float32, or in float64 as the decoder."""
@@ -60,21 +57,21 @@ def fresh(decoder: Decoder, recipe: ExitRecipe) -> ExitRun:
     generator = torch.Generator().manual_seed(recipe.seed)
     adapter = ExitAdapter(decoder.config.hidden_size, recipe.exit_layer, generator)
     adapter.to(decoder.norm.device, torch.promote_types(decoder.norm.dtype, torch.float32))
-    optimizer = torch.optim.AdamW(adapter.parameters(), lr=recipe.rate, weight_decay=0.0)
-    return ExitRun(recipe=recipe, adapter=adapter, optimizers=[optimizer])
+    weights = dict(adapter.named_parameters())
+    optimizer = torch.optim.AdamW(weights.values(), lr=recipe.rate, weight_decay=0.0)
+    return ExitRun(recipe=recipe, adapter=adapter, weights=weights, optimizers=[optimizer])
 
 
 def trained(decoder: Decoder, folder: Path) -> ExitRun:
     """The run stored in `folder`. Raises ValueError if there is none."""
-    saved = read_checkpoint(folder, "layerskip-exit")
-    return restored(fresh(decoder, ExitRecipe(**saved["recipe"])), saved)
+    return stored(ExitRecipe, folder, lambda recipe, _: fresh(decoder, recipe))
 
 
 def train_exit(
     decoder: Decoder, texts: Sequence[Text], recipe: ExitRecipe, folder: Path, minutes: float | None = None
 ) -> ExitRun:
     """Train the adapter of an exit, or continue the run in `folder`, which also keeps the states that it trains on."""
-    run = resume(recipe, folder, lambda _: fresh(decoder, recipe))
+    run = resume(recipe, folder, lambda recipe, _: fresh(decoder, recipe))
     states = stored_states(folder, recipe, lambda: answer_states(decoder, texts, recipe.exit_layer))
     states = states.to(decoder.norm.device).split([len(text.ids) - text.prompt_length for text in texts], dim=1)
 

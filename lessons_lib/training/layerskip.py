@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from lessons_lib.measure.clock import resampled
 from lessons_lib.models.decoder import Decoder, NoCache, Segment, with_attention
 from lessons_lib.models.lora import adapted, adapters
 from lessons_lib.training.collect import Text, batches
-from lessons_lib.training.loop import TrainingRun, read_checkpoint, restored, resume, train, update
+from lessons_lib.training.loop import TrainingRun, resume, stored, train, update
 
 ROWS = 1024  # positions whose logits are in memory at a time
 EXITS = (6, 10, 15, 20, 30)  # exits whose exact matches are kept text by text
@@ -218,9 +219,6 @@ class LayerSkipRun(TrainingRun):
     padded: PaddedDecoder
     dropout: LayerDropout
 
-    def weights(self) -> dict[str, Tensor]:
-        return adapters(self.model)
-
     def state(self) -> dict:
         return {"dropout": self.dropout.state()}
 
@@ -228,19 +226,24 @@ class LayerSkipRun(TrainingRun):
 def fresh(decoder: Decoder, recipe: LayerSkipRecipe, saved: dict) -> LayerSkipRun:
     """A new run. saved: a checkpoint to take the state of layer dropout from ({}: none)."""
     model = adapted(decoder, recipe.rank, recipe.alpha, recipe.seed)
-    optimizer = torch.optim.AdamW(adapters(model).values(), lr=recipe.rate, weight_decay=0.0)
+    weights = adapters(model)
+    optimizer = torch.optim.AdamW(weights.values(), lr=recipe.rate, weight_decay=0.0)
     dropout = LayerDropout(dropout_rates(len(model.layers), recipe.p_max), recipe.seed)
     if saved:
         dropout.restore(saved["dropout"])
     return LayerSkipRun(
-        recipe=recipe, model=model, padded=PaddedDecoder(model), dropout=dropout, optimizers=[optimizer]
+        recipe=recipe,
+        model=model,
+        padded=PaddedDecoder(model),
+        dropout=dropout,
+        weights=weights,
+        optimizers=[optimizer],
     )
 
 
 def trained(decoder: Decoder, folder: Path) -> LayerSkipRun:
     """The run stored in `folder`. Raises ValueError if there is none."""
-    saved = read_checkpoint(folder, "layerskip")
-    return restored(fresh(decoder, LayerSkipRecipe(**saved["recipe"]), saved), saved)
+    return stored(LayerSkipRecipe, folder, partial(fresh, decoder))
 
 
 def train_layerskip(
@@ -256,7 +259,7 @@ def train_layerskip(
 
     fast: matmuls in bf16; weights stay as they are. Raises ValueError if the folder holds a run of another recipe.
     """
-    run = resume(recipe, folder, lambda saved: fresh(decoder, recipe, saved))
+    run = resume(recipe, folder, partial(fresh, decoder))
     lengths = [len(text.ids) for text in texts]
     train(run, lengths, lambda which: train_step(run, [texts[i] for i in which], fast), folder, minutes, "LayerSkip")
     return run

@@ -1,17 +1,15 @@
 """The training loop shared by all runs (lessons 06, 09): learning rate, batches of texts, checkpoints.
 
-A run can be stopped after any step. Resumed from its folder, it ends with exactly the weights of an uninterrupted run.
+A run can be stopped at any time. It goes on from its last checkpoint, a minute old at most, and ends with exactly the
+weights of an uninterrupted run.
 """
 
-import json
 import math
-import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from threading import Event, current_thread, main_thread
 from time import monotonic
 from typing import Any
 
@@ -22,26 +20,24 @@ from lessons_lib.models.decoder import Decoder, NoCache, Segment
 from lessons_lib.paths import cache_dir
 from lessons_lib.progress import bar
 
-SAVE_EVERY = 100  # steps between two checkpoints
-CHECKPOINT, CURVE = "checkpoint.pt", "curve.json"
+SAVE_EVERY = 60  # seconds between two checkpoints
+CHECKPOINT = "checkpoint.pt"
 
 
 @dataclass(kw_only=True)
 class TrainingRun:
-    """State of a training run: recipe, optimizers, steps and seconds so far, and a curve with a row per step (nats).
+    """State of a training run: recipe, trained weights by name, optimizers, steps and seconds so far, and a curve with
+    a row per step (nats).
 
-    Each kind of run adds the weights it trains, and may override `state`.
+    Each kind of run adds the model that it trains, and may override `state`.
     """
 
     recipe: Any
+    weights: dict[str, Tensor]
     optimizers: list[torch.optim.Optimizer]
     step: int = 0
     seconds: float = 0.0
     curve: list[dict] = field(default_factory=list)
-
-    def weights(self) -> dict[str, Tensor]:
-        """The trained weights by name."""
-        raise NotImplementedError
 
     def state(self) -> dict:
         """What a checkpoint holds beside weights, optimizers and counters."""
@@ -53,12 +49,10 @@ def train(
 ) -> None:
     """Take the remaining steps, for at most `minutes`, and write checkpoints to `folder`.
 
-    Ctrl-C, or a request to terminate, saves the run after its step in progress and raises KeyboardInterrupt.
-
     lengths: of the texts, in tokens. one_step(indices of texts) takes one step and adds a row to the curve.
     """
-    until = monotonic() + 60 * (minutes or math.inf)
-    with asked_to_stop() as asked, bar(total=run.recipe.steps, desc=desc, unit="step") as shown:
+    saved, until = monotonic(), monotonic() + 60 * (minutes or math.inf)
+    with bar(total=run.recipe.steps, desc=desc, unit="step") as shown:
         shown.update(run.step)
         for indices in islice(schedule(lengths, run.recipe), run.step, run.recipe.steps):
             since = monotonic()
@@ -66,35 +60,12 @@ def train(
             run.seconds += monotonic() - since
             shown.update(1)
             shown.set_postfix({name: f"{x:.3f}" for name, x in run.curve[-1].items() if isinstance(x, float)})
-            stop = asked.is_set() or monotonic() > until
-            if stop or run.step % SAVE_EVERY == 0 or run.step == run.recipe.steps:
+            stop = monotonic() > until or run.step == run.recipe.steps
+            if stop or monotonic() > saved + SAVE_EVERY:
                 save(run, folder)
+                saved = monotonic()
             if stop:
                 break
-    if asked.is_set():
-        raise KeyboardInterrupt(f"stopped and saved at step {run.step}; the same command goes on from there")
-
-
-@contextmanager
-def asked_to_stop() -> Iterator[Event]:
-    """An event that the first Ctrl-C (or SIGTERM) sets, so that a step can end before its run is saved.
-
-    A second Ctrl-C interrupts at once. Outside the main thread Python delivers no signals, so nothing sets the event.
-    """
-    asked = Event()
-
-    def ask(*_) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-
-    signals = (signal.SIGINT, signal.SIGTERM) if current_thread() is main_thread() else ()
-    before = {number: signal.signal(number, ask) for number in signals}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def schedule(lengths: Sequence[int], recipe) -> Iterator[list[int]]:
@@ -127,7 +98,7 @@ def update(run: TrainingRun, row: dict[str, float]) -> None:
     for optimizer in run.optimizers:
         for group in optimizer.param_groups:
             group["lr"] = run.recipe.rate * pace(run.step, run.recipe)
-    torch.nn.utils.clip_grad_norm_(run.weights().values(), 1.0)
+    torch.nn.utils.clip_grad_norm_(run.weights.values(), 1.0)
     for optimizer in run.optimizers:
         optimizer.step()
     run.step += 1
@@ -165,15 +136,15 @@ def written(path: Path) -> Iterator[Path]:
 
 
 def folder_of(trained: str, name: str) -> Path:
-    """Folder of a run's checkpoint and curve. trained: the kind of weights, such as "smol-draft"."""
+    """Folder of a run's checkpoint. trained: the kind of weights, such as "smol-draft"."""
     return cache_dir() / "training" / trained / f"run-{name}"
 
 
 def save(run: TrainingRun, folder: Path) -> None:
-    """Write the checkpoint, atomically, and the loss curve."""
+    """Write the checkpoint, atomically."""
     state = run.state() | {
         "recipe": asdict(run.recipe),
-        "weights": {name: weight.detach() for name, weight in run.weights().items()},
+        "weights": {name: weight.detach() for name, weight in run.weights.items()},
         "optimizers": [optimizer.state_dict() for optimizer in run.optimizers],
         "step": run.step,
         "seconds": run.seconds,
@@ -181,33 +152,29 @@ def save(run: TrainingRun, folder: Path) -> None:
     }
     with written(folder / CHECKPOINT) as part:
         torch.save(state, part)
-    (folder / CURVE).write_text(json.dumps(run.curve))
 
 
-def read_checkpoint(folder: Path, command: str = "") -> dict:
-    """Read what `save` wrote; ValueError if there is nothing. command: the part of the recipes that would write it."""
-    if not (folder / CHECKPOINT).is_file():
-        raise ValueError(f"{folder} holds no checkpoint; run `python -m lessons_lib.training {command}` first")
-    return torch.load(folder / CHECKPOINT, map_location="cpu", weights_only=True)
-
-
-def resume(recipe, folder: Path, start: Callable[[dict], TrainingRun]) -> TrainingRun:
+def resume(recipe, folder: Path, start: Callable[[Any, dict], TrainingRun]) -> TrainingRun:
     """The run stored in `folder`, or a new one. Raises ValueError if it holds one of another recipe.
 
-    start: builds a new run from the contents of the checkpoint ({} without one).
+    start(recipe, saved): builds a new run. saved: the checkpoint's contents ({} without one).
     """
     if not (folder / CHECKPOINT).is_file():
-        return start({})
-    saved = read_checkpoint(folder)
-    if (kept := type(recipe)(**saved["recipe"])) != recipe:
-        raise ValueError(f"{folder} holds a run of another recipe, {kept}; remove it, or choose another folder")
-    return restored(start(saved), saved)
+        return start(recipe, {})
+    run = stored(type(recipe), folder, start)
+    if run.recipe != recipe:
+        raise ValueError(f"{folder} holds a run of another recipe, {run.recipe}; remove it, or choose another folder")
+    return run
 
 
 @torch.no_grad()
-def restored(run: TrainingRun, saved: dict) -> TrainingRun:
-    """The run with a checkpoint's weights, optimizers and counters."""
-    for name, weight in run.weights().items():
+def stored(kind: type, folder: Path, start: Callable[[Any, dict], TrainingRun]) -> TrainingRun:
+    """The run stored in `folder`. Raises ValueError if there is none. kind: of its recipe. start: as in `resume`."""
+    if not (folder / CHECKPOINT).is_file():
+        raise ValueError(f"{folder} holds no checkpoint; train this run with `python -m lessons_lib.training` first")
+    saved = torch.load(folder / CHECKPOINT, map_location="cpu", weights_only=True)
+    run = start(kind(**saved["recipe"]), saved)
+    for name, weight in run.weights.items():
         weight.copy_(saved["weights"][name])
     for optimizer, state in zip(run.optimizers, saved["optimizers"], strict=True):
         optimizer.load_state_dict(state)

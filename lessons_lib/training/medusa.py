@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lessons_lib.decoding.proposers.medusa import MedusaHeads
 from lessons_lib.training.collect import Text, frequent, number_of
-from lessons_lib.training.loop import TrainingRun, optimizers, read_checkpoint, restored, resume, train, update
+from lessons_lib.training.loop import TrainingRun, optimizers, resume, stored, train, update
 from lessons_lib.training.prompts import source
 
 LOOK_EVERY = 200  # steps between two validations
@@ -56,9 +56,6 @@ class HeadsRun(TrainingRun):
 
     heads: MedusaHeads
 
-    def weights(self) -> dict[str, Tensor]:
-        return dict(self.heads.named_parameters())
-
     def state(self) -> dict:
         return {"kept": self.heads.kept}
 
@@ -72,7 +69,7 @@ def train_heads(
     Raises ValueError if the folder holds a run of another recipe.
     """
 
-    def start(saved: dict) -> HeadsRun:
+    def start(recipe: HeadsRecipe, saved: dict) -> HeadsRun:
         most_used = frequent(texts, len(lm_head), recipe.kept) if recipe.kept else None
         return fresh(lm_head, recipe, saved.get("kept", most_used))
 
@@ -124,13 +121,13 @@ def fresh(lm_head: Tensor, recipe: HeadsRecipe, kept: Tensor | None = None) -> H
         part.to(exact)
     if kept is not None:
         heads.trim(kept)
-    return HeadsRun(recipe=recipe, heads=heads, optimizers=optimizers(heads.parameters(), recipe))
+    weights = dict(heads.named_parameters())
+    return HeadsRun(recipe=recipe, heads=heads, weights=weights, optimizers=optimizers(weights.values(), recipe))
 
 
 def trained(lm_head: Tensor, folder: Path) -> HeadsRun:
     """The run stored in `folder`. lm_head (V, D). Raises ValueError if there is none."""
-    saved = read_checkpoint(folder, "heads")
-    return restored(fresh(lm_head, HeadsRecipe(**saved["recipe"]), saved["kept"]), saved)
+    return stored(HeadsRecipe, folder, lambda recipe, saved: fresh(lm_head, recipe, saved["kept"]))
 
 
 # --- The loss: cross-entropy of head k with the token k positions after the next one

@@ -13,6 +13,6 @@ def assert_pieces_end_alike(train: Callable, folder: Path, steps: int):
         parts = train(folder / "parts", minutes=1e-9)
         assert parts.step == step
     assert parts.curve == whole.curve
-    for name, weight in whole.weights().items():
-        assert torch.equal(weight, parts.weights()[name])
+    for name, weight in whole.weights.items():
+        assert torch.equal(weight, parts.weights[name])
     return whole

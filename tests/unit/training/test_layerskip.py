@@ -165,7 +165,7 @@ def test_the_gradient_is_that_of_the_weighted_losses_of_all_exits(deep, texts, m
     recipe = replace(RECIPE, p_max=0.0, curriculum="rotational", period=1)
     run = layerskip.fresh(deep, recipe, {})
     with torch.no_grad():
-        for name, weight in run.weights().items():
+        for name, weight in run.weights.items():
             if name.endswith(".B"):
                 weight.normal_(0, 0.1, generator=torch.Generator().manual_seed(0))
     weights, loss = exit_weights(LAYERS, recipe.e_scale, everything(LAYERS)), 0
@@ -177,11 +177,11 @@ def test_the_gradient_is_that_of_the_weighted_losses_of_all_exits(deep, texts, m
             log_p = run.model.logits(states[layer + 1]).log_softmax(-1)
             for at in range(text.prompt_length, len(text.ids)):
                 loss = loss - weights[layer] / count * log_p[at - 1, text.ids[at]]
-    wanted = torch.autograd.grad(loss, list(run.weights().values()))
+    wanted = torch.autograd.grad(loss, list(run.weights.values()))
     norm = torch.cat([gradient.flatten() for gradient in wanted]).norm()
     layerskip.train_step(run, texts)
     assert run.curve[0]["loss"] == pytest.approx(float(loss.detach()), abs=1e-4) and run.curve[0]["exits"] == LAYERS - 1
-    for weight, gradient in zip(run.weights().values(), wanted, strict=True):
+    for weight, gradient in zip(run.weights.values(), wanted, strict=True):
         torch.testing.assert_close(weight.grad, min(1.0, float(1 / norm)) * gradient, rtol=1e-4, atol=1e-8)
 
 

@@ -1,14 +1,10 @@
 """The training loop: each epoch reads each text once, packed texts do not mix, and the rate rises and falls."""
 
-import os
-import signal
-from dataclasses import dataclass, field
-
 import pytest
 import torch
 
 from lessons_lib.training import loop
-from lessons_lib.training.distill import Recipe
+from lessons_lib.training.distill import Recipe, distill, trained
 
 
 def test_every_epoch_reads_every_text_once():
@@ -34,50 +30,22 @@ def test_the_rate_rises_in_a_line_and_falls_along_a_cosine():
     assert paces[:5] == [0.25, 0.5, 0.75, 1, 1] and paces[8] == pytest.approx(0.5) and paces[12] == pytest.approx(0)
 
 
-@dataclass(kw_only=True)
-class Walk(loop.TrainingRun):
-    """A run of one weight."""
+def test_a_run_that_is_interrupted_goes_on_from_its_last_checkpoint(target, texts, tmp_path, monkeypatch):
+    recipe = Recipe(layers=(1,), kept=40, steps=4, tokens=50, warmup=1, skip=1)
+    whole = distill(target, texts, recipe, tmp_path / "whole", fast=False)
+    monkeypatch.setattr(loop, "SAVE_EVERY", 0)
+    taken = []
 
-    weight: torch.nn.Parameter = field(default_factory=lambda: torch.nn.Parameter(torch.ones(3)))
+    def interrupted(run, row, update=loop.update):
+        if len(taken) == 2:
+            raise KeyboardInterrupt
+        taken.append(row)
+        update(run, row)
 
-    def weights(self):
-        return {"weight": self.weight}
-
-
-def walk(folder, stop_at=None, by=signal.SIGINT):
-    """Train a Walk of 5 steps from what the folder holds; during step `stop_at` the process gets a signal."""
-
-    def start(_):
-        made = Walk(recipe=Recipe(steps=5, warmup=1, tokens=4), optimizers=[])
-        made.optimizers = [torch.optim.AdamW([made.weight])]
-        return made
-
-    run = loop.resume(Recipe(steps=5, warmup=1, tokens=4), folder, start)
-
-    def one_step(indices):
-        if run.step + 1 == stop_at:
-            os.kill(os.getpid(), by)
-        run.weight.grad = torch.tensor([1.0, float(run.step), float(sum(indices))])
-        loop.update(run, {"loss": 0.0})
-
-    loop.train(run, [2] * 6, one_step, folder, None, "walk")
-    return run
-
-
-@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_that_is_interrupted_ends_its_step_and_goes_on_as_if_it_had_not_been(tmp_path, by):
-    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    whole = walk(tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt, match="saved at step 2; the same command"):
-        walk(tmp_path / "cut", stop_at=2, by=by)
-    assert loop.read_checkpoint(tmp_path / "cut")["step"] == 2
-    assert torch.equal(walk(tmp_path / "cut").weight, whole.weight)
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
-
-
-def test_a_second_interrupt_stops_a_step_at_once():
-    with pytest.raises(KeyboardInterrupt), loop.asked_to_stop() as asked:
-        os.kill(os.getpid(), signal.SIGINT)
-        assert asked.is_set()
-        os.kill(os.getpid(), signal.SIGINT)
-        pytest.fail("went on")
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("lessons_lib.training.distill.update", interrupted)
+        distill(target, texts, recipe, tmp_path / "cut", fast=False)
+    assert trained(target, tmp_path / "cut").step == 2
+    again = distill(target, texts, recipe, tmp_path / "cut", fast=False)
+    assert again.curve == whole.curve
+    assert all(torch.equal(again.weights[name], weight) for name, weight in whole.weights.items())
