@@ -4,7 +4,7 @@ part                     what it does
 -----------------------  ------------------------------------------------------------------------------------
 collect                  generates the target's answers to prompts, which draft and heads train on; resumable
 distill                  trains a draft model, or continues a run
-evaluate                 evaluates a run's draft, or the stored one, on held-out texts
+evaluate                 evaluates a run's draft on held-out texts
 export                   stores a run's draft with the package
 heads                    trains Medusa heads, or continues a run
 heads-evaluate           evaluates a run's heads; the tree is chosen on validation texts
@@ -35,7 +35,6 @@ from lessons_lib.models import LanguageModel, load, pick
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import decoder_of, load_draft, save_draft
 from lessons_lib.models.exits import LAYERSKIP, ExitAdapter, save_layerskip
-from lessons_lib.models.lora import adapters, merge_in_place
 from lessons_lib.models.store import ModelUnavailable
 from lessons_lib.models.trained import OURS
 from lessons_lib.quantization import quantize_model
@@ -81,13 +80,9 @@ def parser() -> argparse.ArgumentParser:
     part.add_argument("--device", default="cpu", help="cpu, cuda or auto")
 
     add_training(parts, "distill", run_distill, distill.Recipe)
-    part = add_part(parts, "evaluate", run_evaluate)
-    part.add_argument("--run", help="a training run (default: the stored draft)")
-
     add_training(parts, "heads", run_heads, HeadsRecipe)
-    part = add_part(parts, "heads-evaluate", run_heads_evaluate)
-    part.add_argument("--run", default="default")
-
+    for name, run in (("evaluate", run_evaluate), ("heads-evaluate", run_heads_evaluate)):
+        add_part(parts, name, run).add_argument("--run", default="default")
     for name, run, stored in (("export", run_export, DRAFT), ("heads-export", run_heads_export, HEADS)):
         part = add_part(parts, name, run)
         part.add_argument("--run", default="default")
@@ -173,11 +168,8 @@ def report(run: TrainingRun, folder: Path) -> None:
 
 
 def run_evaluate(options: argparse.Namespace) -> None:
-    """Print the evaluation of a draft."""
-    if options.run:
-        draft = distill.trained(target(), folder_of(DRAFT, options.run)).draft
-    else:
-        draft = load(DRAFT, device="cpu", dtype="bf16").target(weights=USED).decoder
+    """Print the evaluation of a run's draft."""
+    draft = distill.trained(target(), folder_of(DRAFT, options.run)).draft
     print(json.dumps(evaluate.evaluate(draft, collect.held_out_texts()), indent=1))
 
 
@@ -275,41 +267,36 @@ def run_layerskip(options: argparse.Namespace) -> None:
 
 
 def run_layerskip_evaluate(options: argparse.Namespace) -> None:
-    """Write the quality of every exit, and a run's adapters, into a folder.
-
-    Until all of it is there, it is in a file of its own, and the results of an earlier evaluation stay.
-    """
+    """Write the quality of every exit, and a run's adapters, into a folder."""
     found, exact = {"run": options.run, "device": options.device}, load(TARGET, device=options.device, dtype="fp32")
-    decoder, weights = exact.target(kind="decoder").decoder, {}
-    # merge the run's adapters into the model
+    decoder = exact.target(kind="decoder").decoder
     if options.run != BASE:
         run = layerskip.trained(decoder, folder_of(LAYERSKIP, options.run))
-        check_finished(options.run, run.step, run.recipe.steps)
-        found |= {"recipe": asdict(run.recipe), "steps": run.step, "seconds": run.seconds, "curve": run.curve}
-        found |= run.dropout.record()
-        weights = {name: weight.clone() for name, weight in adapters(run.model).items()}  # merging clears B
-        merge_in_place(run.model)
+        check_finished(options.run, run)
+        decoder, found = run.model, found | record_of(run)
     # every exit on examples of tables that training has not seen
     parts = {
         "test": text_to_sql(options.texts, "test"),
         "validation": text_to_sql(min(options.texts, SIZES["validation"]), "validation"),
         "hard": text_to_sql(min(options.texts, HARD), "test", hard=True),
     }
-    options.results.mkdir(parents=True, exist_ok=True)  # before hours of work
-    unfinished = options.results / f"{options.run}.unfinished"
     for name, examples in parts.items():
         found[name] = layerskip.evaluate_exits(decoder, encode(exact.tokenizer, examples))
         print(f"{options.run}, {name}: exact match {found[name]['exact_match'][-1]:.3f}", flush=True)
-        write_json(found, unfinished)  # after each part: a whole one can take hours
-    unfinished.replace(options.results / f"{options.run}.json")
-    if weights:
-        write_tensors(weights, options.results / f"{options.run}.safetensors")
+    if options.run != BASE:
+        write_tensors(run.weights, options.results / f"{options.run}.safetensors")
+    write_json(found, options.results / f"{options.run}.json")
 
 
-def check_finished(name: str, step: int, steps: int) -> None:
+def check_finished(name: str, run: TrainingRun) -> None:
     """Raise ValueError if a run has not taken all steps of its recipe."""
-    if step < steps:
-        raise ValueError(f"run {name} has taken {step} of {steps} steps; train it to its end first")
+    if run.step < run.recipe.steps:
+        raise ValueError(f"run {name} has taken {run.step} of {run.recipe.steps} steps; train it to its end first")
+
+
+def record_of(run: TrainingRun) -> dict:
+    """What the file of an evaluation says about the training."""
+    return {"recipe": asdict(run.recipe), "steps": run.step, "seconds": run.seconds, "curve": run.curve}
 
 
 def run_layerskip_exit(options: argparse.Namespace) -> None:
@@ -339,10 +326,9 @@ def run_layerskip_exit_evaluate(options: argparse.Namespace) -> None:
     decoder = ours.target(kind="decoder").decoder
     run = exit_adapter.trained(decoder, folder)
     recipe = run.recipe
-    check_finished(options.run, run.step, recipe.steps)
+    check_finished(options.run, run)
     texts, held = exit_texts(recipe, folder, ours)
-    found = {"recipe": asdict(recipe), "steps": run.step, "seconds": run.seconds, "curve": run.curve}
-    found |= {"texts": len(texts), "tokens": sum(len(text.ids) for text in texts)}
+    found = record_of(run) | {"texts": len(texts), "tokens": sum(len(text.ids) for text in texts)}
     states = exit_adapter.answer_states(decoder, held, recipe.exit_layer)
     for name, adapter in (("before", exit_adapter.fresh(decoder, recipe).adapter), ("after", run.adapter)):
         found[name] = exit_adapter.evaluate_exit(decoder, adapter, held, states)
@@ -354,12 +340,10 @@ def run_layerskip_exit_evaluate(options: argparse.Namespace) -> None:
 def run_layerskip_export(options: argparse.Namespace) -> None:
     """Store LoRA matrices and exit adapter in bf16, their card with the evaluations, and those with all curves.
 
-    Raises ValueError if a run was evaluated before its end, or if the control is none to the run.
+    Raises ValueError if the control is none to the run.
     """
     names = {"base": BASE, "layerskip": options.run, "control": options.control, "exit": "exit"}
     found = {name: read_json(options.results / f"{file}.json") for name, file in names.items()}
-    for name in ("layerskip", "control", "exit"):
-        check_finished(names[name], found[name]["steps"], found[name]["recipe"]["steps"])
     ours, of_exit = found["layerskip"], found.pop("exit")
     alone = {"p_max": 0.0, "curriculum": "last"}  # what a control has of its own
     if ours["recipe"] | alone != found["control"]["recipe"] | alone:

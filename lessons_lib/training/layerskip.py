@@ -69,35 +69,16 @@ class LayerDropout:
     """Draws, for every layer and every text of a batch, whether the text skips the layer.
 
     Each layer has a generator of its own: with a common seed, layers would drop the same texts. Nothing is rescaled.
-    drawn: texts so far. dropped (L,): how many of them skipped each layer.
     """
 
     def __init__(self, rates: Tensor, seed: int):
         self.rates = rates
         self.generators = [torch.Generator().manual_seed(seed * len(rates) + layer) for layer in range(len(rates))]
-        self.drawn, self.dropped = 0, torch.zeros(len(rates), dtype=torch.long)
 
     def keep(self, texts: int) -> list[Tensor]:
         """Indices (K,) of the texts that each layer processes."""
         draws = torch.stack([torch.rand(texts, generator=generator) for generator in self.generators])
-        kept = draws >= self.rates[:, None]
-        self.drawn, self.dropped = self.drawn + texts, self.dropped + (~kept).sum(1)
-        return [row.nonzero()[:, 0] for row in kept]
-
-    def record(self) -> dict:
-        """For the log: the rates asked for, and how often each layer was dropped."""
-        return {"rates": self.rates.tolist(), "dropped": self.dropped.tolist(), "drawn": self.drawn}
-
-    def state(self) -> dict:
-        """What a checkpoint holds."""
-        states = [generator.get_state() for generator in self.generators]
-        return {"generators": states, "drawn": self.drawn, "dropped": self.dropped}
-
-    def restore(self, state: dict) -> None:
-        """Continue from a checkpoint."""
-        for generator, saved in zip(self.generators, state["generators"], strict=True):
-            generator.set_state(saved)
-        self.drawn, self.dropped = state["drawn"], state["dropped"]
+        return [row.nonzero()[:, 0] for row in draws >= self.rates[:, None]]
 
 
 # --- Early-exit loss: a weighted sum of the losses of all exits that the curriculum enables
@@ -220,7 +201,7 @@ class LayerSkipRun(TrainingRun):
     dropout: LayerDropout
 
     def state(self) -> dict:
-        return {"dropout": self.dropout.state()}
+        return {"dropout": [generator.get_state() for generator in self.dropout.generators]}
 
 
 def fresh(decoder: Decoder, recipe: LayerSkipRecipe, saved: dict) -> LayerSkipRun:
@@ -230,7 +211,8 @@ def fresh(decoder: Decoder, recipe: LayerSkipRecipe, saved: dict) -> LayerSkipRu
     optimizer = torch.optim.AdamW(weights.values(), lr=recipe.rate, weight_decay=0.0)
     dropout = LayerDropout(dropout_rates(len(model.layers), recipe.p_max), recipe.seed)
     if saved:
-        dropout.restore(saved["dropout"])
+        for generator, state in zip(dropout.generators, saved["dropout"], strict=True):
+            generator.set_state(state)
     return LayerSkipRun(
         recipe=recipe,
         model=model,

@@ -93,8 +93,6 @@ def test_layers_and_texts_are_dropped_at_their_rates_and_independently():
     for n in range(draws):
         for layer, those in enumerate(dropout.keep(2)):
             dropped[layer, n, those] = 0
-    record = dropout.record()
-    assert record["drawn"] == 2 * draws and record["dropped"] == dropped.sum((1, 2)).tolist()
     sigma = (rates * (1 - rates) / draws).sqrt()
     for text in range(2):
         assert ((dropped[:, :, text].mean(1) - rates).abs() <= 3 * sigma + 1e-12).all()
@@ -199,7 +197,6 @@ def test_a_run_in_pieces_ends_with_the_very_weights_of_a_run_in_one_go(deep, tex
     again = layerskip.trained(deep, tmp_path / "parts")
     for ours, theirs in zip(again.dropout.generators, whole.dropout.generators, strict=True):
         assert torch.equal(ours.get_state(), theirs.get_state())
-    assert again.dropout.record() == whole.dropout.record() and whole.dropout.drawn > 0
 
 
 def test_every_part_of_the_recipe_matters(deep, texts, tmp_path):
