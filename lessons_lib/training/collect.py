@@ -132,8 +132,7 @@ def read(path: Path) -> list[Text]:
         ids = [part.tolist() for part in file.get_tensor("ids").split(lengths)]
         hidden = file.get_tensor("hidden").split([length - 1 for length in lengths])
         temperatures = [round(value, 3) for value in file.get_tensor("temperatures").tolist()]
-        none = "\n" * (len(ids) - 1)  # older shards have no subjects
-        subjects = file.metadata().get("subjects", none).split("\n")
+        subjects = file.metadata()["subjects"].split("\n")
     return [Text(*fields) for fields in zip(keys(path), ids, prompts, temperatures, hidden, subjects, strict=True)]
 
 
@@ -265,7 +264,7 @@ class Writer:
         final = self.decoder.final(states.last)
         # copy its cache to the row
         text.hidden, self.texts[row] = list(final[:-1].clone()[None]), text
-        self.generators[row] = generator_of(text.key, like.device)
+        self.generators[row] = torch.Generator(like.device).manual_seed(number_of(text.key))
         self.cache.put(row, one)
         yield from self._take([row], final[-1:])
 
@@ -297,11 +296,6 @@ class Writer:
 def number_of(key: str) -> int:
     """A 64-bit number for a text's key: the same in every process, unlike hash()."""
     return int.from_bytes(sha256(key.encode()).digest()[:8], "big")
-
-
-def generator_of(key: str, device: torch.device | str = "cpu") -> torch.Generator:
-    """A random generator seeded by a text's key."""
-    return torch.Generator(device).manual_seed(number_of(key))
 
 
 def choose(logits: Tensor, temperatures: Sequence[float], generators: Sequence[torch.Generator]) -> list[int]:

@@ -5,12 +5,11 @@ model's own answers. The layers run once over every text; the steps train on the
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lessons_lib.decoding.text import encode
@@ -70,10 +69,10 @@ def trained(decoder: Decoder, folder: Path) -> ExitRun:
 def train_exit(
     decoder: Decoder, texts: Sequence[Text], recipe: ExitRecipe, folder: Path, minutes: float | None = None
 ) -> ExitRun:
-    """Train the adapter of an exit, or continue the run in `folder`, which also keeps the states that it trains on."""
+    """Train the adapter of an exit, or continue the run in `folder`."""
     run = resume(recipe, folder, lambda recipe, _: fresh(decoder, recipe))
-    states = stored_states(folder, recipe, lambda: answer_states(decoder, texts, recipe.exit_layer))
-    states = states.to(decoder.norm.device).split([len(text.ids) - text.prompt_length for text in texts], dim=1)
+    states = answer_states(decoder, texts, recipe.exit_layer)
+    states = states.split([len(text.ids) - text.prompt_length for text in texts], dim=1)
 
     def one_step(which: list[int]) -> None:
         run.optimizers[0].zero_grad()
@@ -103,15 +102,6 @@ def answer_states(decoder: Decoder, texts: Sequence[Text], exit_layer: int, rows
         for n, states in zip(those, both.split(lengths, dim=1), strict=True):
             found[n] = states
     return torch.cat(found, dim=1)
-
-
-def stored_states(folder: Path, recipe: ExitRecipe, compute) -> Tensor:
-    """The states in `folder` that follow from this recipe, computed by compute() the first time."""
-    path = folder / f"states-exit{recipe.exit_layer}-{texts_name(recipe)}.safetensors"
-    if not path.is_file():
-        with written(path) as part:
-            save_file({"states": compute().cpu().contiguous()}, part)
-    return load_file(path)["states"]
 
 
 def divergence(decoder: Decoder, adapter: ExitAdapter, states: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,21 +154,16 @@ def own_texts(
                     dict(do_sample=True, temperature=temperature, top_k=0) if temperature else dict(do_sample=False)
                 )
                 options |= dict(max_new_tokens=max_new, pad_token_id=pad, eos_token_id=list(target.eos))
-                written = model.network.generate(ids, attention_mask=mask, **options)[:, longest:].tolist()
-                for job, answer in zip(some, written, strict=True):
+                answers = model.network.generate(ids, attention_mask=mask, **options)[:, longest:].tolist()
+                for job, answer in zip(some, answers, strict=True):
                     end = next((at for at, token in enumerate(answer, 1) if token in target.eos), len(answer))
                     found.append(Text(job.key, job.ids + answer[:end], len(job.ids), temperature))
     return found
 
 
-def texts_name(recipe: ExitRecipe) -> str:
-    """File name of a recipe's texts: until a checkpoint says so, nothing else in a folder tells whose they are."""
-    return f"texts-{recipe.prompts}-{recipe.copies}-{recipe.seed}"
-
-
-def stored_texts(folder: Path, recipe: ExitRecipe, write) -> list[Text]:
+def stored_texts(folder: Path, recipe: ExitRecipe, write: Callable[[], list[Text]]) -> list[Text]:
     """The texts in `folder` that follow from this recipe, written by write() the first time."""
-    path = folder / f"{texts_name(recipe)}.json"
+    path = folder / f"texts-{recipe.prompts}-{recipe.copies}-{recipe.seed}.json"
     if not path.is_file():
         rows = [[text.key, text.ids, text.prompt_length, text.temperature] for text in write()]
         with written(path) as part:
