@@ -5,7 +5,6 @@ texts determines the result for every draft length.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from itertools import zip_longest
 
@@ -189,49 +188,24 @@ def tokens_per_pass(run: Run) -> Measured:
 def adaptive(run: Run) -> Measured:
     kinds = {kind: [row["right"] for row in rows] for kind, rows in texts(run).items()}
     on = {state.strip() or "eager": held(kinds, of, run) for state, of in questions.targets(run).items()}
-    eager = on.pop("eager")
-    note = f"{eager}; each kind alone: {common.listed(eager.alone)}"
-    note += "".join(f"; {state}, worst kind {found.worst}: {found}" for state, found in on.items())
+    ratios, eager = on.pop("eager")
+    note = f"{described(eager)}; each kind alone: {common.listed(eager['alone'])}"
+    for state, (_, facts) in on.items():
+        worst = min(facts["by_category"], key=facts["by_category"].get)
+        note += f"; {state}, worst kind {worst}: {described(facts)}"
     problem = on and getattr(questions.compiled(), "problem", None)
-    facts = eager.facts() | {"unit": "one-token passes per token", **{state: of.facts() for state, of in on.items()}}
-    return Measured(eager.ratios[eager.worst], "; ".join(filter(None, [note, problem, RESAMPLED])), facts)
+    facts = eager | {"unit": "one-token passes per token", **{state: facts for state, (_, facts) in on.items()}}
+    worst = min(ratios, key=lambda ratio: ratio.value)
+    return Measured(worst, "; ".join(filter(None, [note, problem, RESAMPLED])), facts)
 
 
-@dataclass(frozen=True)
-class Held:
+def held(kinds: dict[str, list], target, run: Run) -> tuple[list[Ratio], dict]:
     """Adaptive draft length against the best fixed length of each kind, in the modelled time of one target.
 
-    c: cost of a draft token, all of DraftModel's overhead included, over a one-token target pass; v: the target's width
-    curve. ratios: for one schedule that goes through all kinds in turn; alone: for a schedule that sees one kind only;
-    best: the fixed length.
-    """
-
-    c: float
-    v: dict[int, float]
-    best: dict[str, int]
-    ratios: dict[str, Ratio]
-    alone: dict[str, float]
-
-    @property
-    def worst(self) -> str:
-        return min(self.ratios, key=lambda kind: self.ratios[kind].value)
-
-    def facts(self) -> dict:
-        value = {kind: ratio.value for kind, ratio in self.ratios.items()}
-        return {"by_category": value, "alone": self.alone, "best_fixed": self.best, "c": self.c, "width_costs": self.v}
-
-    def __str__(self) -> str:
-        lengths = ", ".join(f"{kind} {gamma}" for kind, gamma in self.best.items())
-        return (
-            f"{common.listed(self.facts()['by_category'])}; best fixed length: {lengths}; "
-            f"a draft token costs {self.c:.3f} one-token passes"
-        )
-
-
-def held(kinds: dict[str, list], target, run: Run) -> Held:
-    """Compare adaptive and fixed lengths; c and v are measured on this target.
-
-    kinds: for each kind, the right and wrong draft tokens of its texts.
+    kinds: for each kind, the right and wrong draft tokens of its texts. Returns a ratio for each kind, for one schedule
+    that goes through all kinds in turn, and the facts: alone, the ratio for a schedule that sees one kind only;
+    best_fixed, the fixed length; c, cost of a draft token, all of DraftModel's overhead included, over a one-token pass
+    of this target, and its width curve, both measured.
     """
     c = cost_of_draft(5 * run.repeats, target)[1].value
     costs = common.costs_of(target, WIDTHS, 5 * run.repeats, cached=200)
@@ -244,7 +218,16 @@ def held(kinds: dict[str, list], target, run: Run) -> Held:
         best[kind] = max(fixed, key=lambda gamma: sum(n for n, _ in fixed[gamma]) / sum(t for _, t in fixed[gamma]))
         ratios[kind] = rate_ratio(fixed[best[kind]], together[kind])
         alone[kind] = rate_ratio(fixed[best[kind]], spent(right, Adaptive(c, v, most=MOST), c, v)).value
-    return Held(c, costs, best, ratios, alone)
+    by_category = {kind: ratio.value for kind, ratio in ratios.items()}
+    facts = {"by_category": by_category, "alone": alone, "best_fixed": best, "c": c, "width_costs": costs}
+    return list(ratios.values()), facts
+
+
+def described(facts: dict) -> str:
+    """The facts of `held` for a claim's note."""
+    lengths = ", ".join(f"{kind} {gamma}" for kind, gamma in facts["best_fixed"].items())
+    ratios = common.listed(facts["by_category"])
+    return f"{ratios}; best fixed length: {lengths}; a draft token costs {facts['c']:.3f} one-token passes"
 
 
 def spent(right: list[list[bool]], length: DraftLength, c: float, v) -> list[tuple[int, float]]:

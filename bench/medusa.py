@@ -12,7 +12,7 @@ import torch
 
 from bench import common, questions
 from bench.assisted import KINDS
-from bench.common import Measured, NotMeasured, Run, claim, costs_of, fingerprint, listed, mean_rate, off_by, prompt_of
+from bench.common import Measured, Run, claim, costs_of, fingerprint, listed, mean_rate, off_by, prompt_of
 from bench.questions import (
     EAGER,
     TAUGHT,
@@ -33,7 +33,7 @@ from lessons_lib.decoding.proposers.medusa import MedusaHeads, load_heads
 from lessons_lib.decoding.proposers.tree_shape import Accuracies, TreeShape, best_size, best_tree
 from lessons_lib.measure.clock import in_turn, rate_ratio
 from lessons_lib.measure.cost import width_cost
-from lessons_lib.models import ModelUnavailable, read_card
+from lessons_lib.models import read_card
 
 HEADS = "smol-medusa"
 WIDTHS = (1, 2, 4, 6, 8, 11, 16, 24, 32, 48, 64)  # tokens of a step (root and tree) if nothing is compiled
@@ -43,12 +43,8 @@ PER_KIND = 3  # questions of each kind
 
 @cache
 def heads() -> MedusaHeads:
-    """The packaged heads. Raises NotMeasured if there are none."""
-    try:
-        return load_heads(HEADS, common.model())
-    except ModelUnavailable:
-        how = "train heads with `python -m lessons_lib.training heads` and store them with `heads-export`"
-        raise NotMeasured(f"{HEADS} is not there; {how}") from None
+    """The packaged heads."""
+    return load_heads(HEADS, common.model())
 
 
 def accuracies() -> Accuracies:
@@ -115,7 +111,6 @@ def around(target, proposer: Medusa) -> Callable[[], tuple]:
 
 def trees(run: Run) -> dict[str, Fitted]:
     """Medusa fitted to every target, by the target's state."""
-    heads()  # fails before anything is compiled if there are none
     return {state.strip() or "eager": fitted(of, run.repeats) for state, of in questions.targets(run).items()}
 
 

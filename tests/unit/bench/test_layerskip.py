@@ -7,9 +7,9 @@ import torch
 from support.benches import Letters
 
 from bench import layerskip
-from bench.common import NotMeasured, Run
+from bench.common import Run
 from lessons_lib import EarlyExit, generate
-from lessons_lib.models import LanguageModel, ModelUnavailable, tiny
+from lessons_lib.models import LanguageModel, tiny
 from lessons_lib.training.collect import Text
 from lessons_lib.training.text_to_sql import text_to_sql
 
@@ -30,6 +30,7 @@ def bench(monkeypatch):
     monkeypatch.setattr(layerskip, "load", lambda *given, **options: of)
     monkeypatch.setattr(layerskip, "encode", encode)
     monkeypatch.setattr(layerskip, "ANSWER", ANSWER)
+    monkeypatch.setattr(layerskip, "EXITS", range(2, 12))
     monkeypatch.setattr(layerskip, "SHORT", 48)
     monkeypatch.setattr(layerskip, "LEARNED_FROM", 20)
     monkeypatch.setattr(layerskip, "costs_of", lambda target, widths, *given: {w: 1 + 0.05 * (w - 1) for w in widths})
@@ -89,14 +90,3 @@ def test_the_quality_comes_from_the_card(bench, monkeypatch):
     card["quality"] = {"value": 0.0, "low": 0.0, "high": 0.0, "texts": 1000}  # none differs: the rule of three
     found = bench.quality(Run(quick=False))
     assert (found.ratio.value, found.ratio.low, found.ratio.high) == (0, -0.3, 0.3)
-
-
-def test_without_weights_nothing_is_measured_and_the_way_to_train_them_is_said(bench, monkeypatch):
-    def missing(*given, **options):
-        raise ModelUnavailable("not trained yet")
-
-    monkeypatch.setattr(bench, "load", missing)
-    monkeypatch.setattr(bench, "read_card", lambda name: {})
-    for measure in (bench.tokens, bench.quality):
-        with pytest.raises(NotMeasured, match="train it with `python -m lessons_lib.training layerskip`"):
-            measure(Run(quick=True))

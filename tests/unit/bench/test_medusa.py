@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from support.benches import ACCURACIES, TOKENS, WIDTHS, asks, offline, with_heads
+from support.benches import ACCURACIES, TOKENS, WIDTHS, asks, with_heads
 from support.heads import heads_of
 
 from bench import common, medusa, questions
-from bench.common import NotMeasured, Run
+from bench.common import Run
 from bench.medusa import Fitted
 from lessons_lib import Medusa, generate
 from lessons_lib.decoding.proposers.tree_shape import regular
@@ -104,18 +104,6 @@ def test_speedup_tokens_and_predicted_overhead_agree_by_hand(bench, monkeypatch,
     assert (facts["tokens_per_pass"], facts["rows"], facts["overhead"]) == pytest.approx((2, 4, 1.45))
     assert "2.00 tokens per step of 4.0 input tokens, cost of a step 1.45 predicted" in measured.note
     assert f"{sum(taken) / (6 * len(taken)):.2f} measured" in measured.note
-
-
-@pytest.mark.parametrize("name", CLAIMS)
-def test_without_heads_a_claim_says_how_to_make_them_before_anything_is_compiled(monkeypatch, tmp_path, name):
-    offline(monkeypatch)
-    monkeypatch.setattr("lessons_lib.models.trained.OURS", tmp_path)
-    medusa.rows.cache_clear()
-    medusa.heads.cache_clear()
-    monkeypatch.setattr(questions, "compiled", lambda: pytest.fail("this takes minutes"))
-    with pytest.raises(NotMeasured, match="smol-medusa is not there; train heads with .* and store them") as problem:
-        getattr(medusa, name)(Run(quick=True))
-    assert str(tmp_path) not in str(problem.value)
 
 
 @pytest.mark.usefixtures("tiny_heads")
