@@ -27,8 +27,7 @@ class Recipe:
     layers: indices of the target's layers to start from. kept: vocabulary size of the trimmed head. tokens: per step.
     rate, warmup: peak learning rate, steps of linear warm-up. muon: 1 or 0, whether Muon trains the matrices. hard:
     weight of the cross-entropy with the target's argmax; the rest is the weight of KL. prompt: one prompt token in this
-    many counts, others in every step (0: none). skip: first tokens of every text (the chat template), which do not
-    count.
+    many counts, others in every step. skip: first tokens of every text (the chat template), which do not count.
     """
 
     layers: tuple[int, ...] = (0, 1, 29)
@@ -103,7 +102,7 @@ def counted(text: Text, recipe: Recipe, step: int) -> Tensor:
     """Mask (T - 1,) bool of the positions that count: the whole answer, and one prompt token in recipe.prompt."""
     counts = torch.ones(len(text.ids) - 1, dtype=torch.bool)
     prompt = counts[: text.prompt_length - 1]
-    prompt[:] = (torch.arange(len(prompt)) + step) % recipe.prompt == 0 if recipe.prompt else False
+    prompt[:] = (torch.arange(len(prompt)) + step) % recipe.prompt == 0
     prompt[: recipe.skip] = False
     return counts
 

@@ -19,24 +19,6 @@ from lessons_lib.training.collect import Text
 from lessons_lib.training.evaluate import evaluate_heads, stats_of, top_tokens
 from lessons_lib.training.loop import read_texts
 
-R, W = True, False
-
-
-@pytest.mark.parametrize(
-    "right, gamma, passes",
-    [
-        ([R, R, W], 4, 1),
-        ([R, R, R, R, R], 4, 1),
-        ([R, R, R, R, R, R], 4, 2),
-        ([W, W, W], 4, 3),
-        ([W, R, W, R, R], 1, 3),
-        ([R], 4, 1),
-        ([], 4, 0),
-    ],
-)
-def test_a_pass_commits_right_draft_tokens_and_one_token_more(right, gamma, passes):
-    assert len(replay_draft(right, Constant(gamma))) == passes
-
 
 class Greedily(Proposer):
     """Drafts by reading everything anew, so that nothing is shared with what it is compared with."""

@@ -128,14 +128,6 @@ def test_a_dropped_text_passes_a_layer_unchanged_and_the_others_are_not_rescaled
         x = found[layer]
 
 
-def test_without_dropout_nothing_is_drawn_and_a_pass_is_repeatable(deep, texts):
-    padded, batch = PaddedDecoder(deep), Batch.of(texts)
-    first, second = list(padded.states(batch.ids)), list(padded.states(batch.ids))
-    zero = list(padded.states(batch.ids, LayerDropout(dropout_rates(LAYERS, 0.0), 0)))
-    for a, b, c in zip(first, second, zero, strict=True):
-        assert torch.equal(a, b) and torch.equal(a, c)
-
-
 # --- The pass and the loss
 
 
@@ -237,7 +229,7 @@ def test_the_model_stays_as_it_was(deep, texts, tmp_path):
 @pytest.mark.parametrize("size", [1, 4, 100])
 def test_the_quality_of_exits_is_that_of_texts_read_one_by_one(deep, texts, monkeypatch, size):
     monkeypatch.setattr(layerskip, "ROWS", 5)
-    monkeypatch.setattr(layerskip, "EXITS", (2, 4))
+    monkeypatch.setattr(layerskip, "EXITS", (2, 30))  # and the last layer, whatever its number
     # the second half of the texts continue as the model would, so that some exits are right
     greedy = []
     for text in texts:
@@ -266,11 +258,6 @@ def test_the_quality_of_exits_is_that_of_texts_read_one_by_one(deep, texts, monk
     assert found["exact_match"] == pytest.approx(exact.double().mean(1).tolist())
     assert found["exact"] == {str(e): "".join(str(int(x)) for x in exact[e - 1]) for e in (2, 4)}
     assert found["exact"]["4"] == "000011111"
-
-
-def test_exact_matches_of_the_last_layer_are_kept_whatever_its_number(deep, texts, monkeypatch):
-    monkeypatch.setattr(layerskip, "EXITS", (2, 30))
-    assert list(evaluate_exits(deep, texts)["exact"]) == ["2", "4"]
 
 
 def test_points_lost_are_paired():

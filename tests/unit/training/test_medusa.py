@@ -39,14 +39,6 @@ def test_head_k_predicts_the_token_k_places_after_the_next_one():
     assert labels.tolist() == [[14, 15], [15, MISSING], [MISSING, MISSING]]
 
 
-def test_several_texts_follow_one_another_and_do_not_mix():
-    first = Text("a", [1, 2, 3], 1, hidden=torch.zeros(2, 4))
-    second = Text("b", [4, 5, 6, 7], 2, hidden=torch.ones(3, 4))
-    states, chosen, labels = medusa.batch([first, second], 1)
-    assert states[:, 0].tolist() == [0, 0, 1, 1] and chosen.tolist() == [2, 3, 6, 7]
-    assert labels.flatten().tolist() == [3, MISSING, 7, MISSING]
-
-
 def test_the_loss_of_untrained_heads_is_the_models_own_surprise_at_later_tokens(target, texts):
     untrained = MedusaHeads(target.head.weight, 2)
     found = medusa.judge(untrained, texts)["loss"]
