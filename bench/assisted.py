@@ -7,6 +7,7 @@ texts determines the result for every draft length.
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import zip_longest
+from statistics import fmean
 
 from bench import common, questions
 from bench.common import DTYPE, Measured, Run, claim, costs_of, fingerprint, mean_rate, prompt_of
@@ -168,10 +169,9 @@ def tokens_per_pass(run: Run) -> Measured:
     counts = [[(len(text), len(replay_draft(text, Constant(GAMMA)))) for text in right] for right in found.values()]
     tau = {kind: evaluate.tokens_per_pass(right, GAMMA) for kind, right in found.items()}
     by_gamma = {
-        gamma: evaluate.mean([evaluate.tokens_per_pass(right, gamma) for right in found.values()])
-        for gamma in range(1, MOST + 1)
+        gamma: fmean(evaluate.tokens_per_pass(right, gamma) for right in found.values()) for gamma in range(1, MOST + 1)
     }
-    share = {kind: evaluate.mean([hit for text in right for hit in text]) for kind, right in found.items()}
+    share = {kind: fmean(hit for text in right for hit in text) for kind, right in found.items()}
     note = f"tokens per pass: {common.listed(tau)}; {sum(map(len, found.values()))} texts, counted once; {RESAMPLED}"
     facts = {"tokens_per_pass": tau, "right": share, "by_gamma": by_gamma, "unit": "passes per token"}
     rows = [row for of in texts(run).values() for row in of]

@@ -157,7 +157,7 @@ def held_out_texts() -> list[Text]:
     return read_all(folder(held_out=True))
 
 
-def frequent(texts: Sequence[Text], vocab_size: int, kept: int) -> torch.Tensor:
+def frequent(texts: Sequence[Text], vocab_size: int, kept: int) -> Tensor:
     """The `kept` most frequent tokens of the texts, prompts included (answers quote them), in ascending order.
 
     If the texts have too few different tokens, the lowest ids fill up: the tokenizer merged them first, so they are

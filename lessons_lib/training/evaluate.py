@@ -8,6 +8,7 @@ their inputs were stored with the text.
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from statistics import fmean
 
 import torch
 
@@ -35,18 +36,13 @@ def judged(texts: Sequence[Text]) -> Iterator[tuple[str, Text]]:
             yield text.key.split("/")[0], text
 
 
-def mean(values: Sequence[float]) -> float:
-    """Arithmetic mean; NaN of no values."""
-    return sum(values) / len(values) if values else float("nan")
-
-
 # --- A draft
 
 
 def evaluate(draft: Decoder, texts: Sequence[Text]) -> dict:
     """Tokens per forward pass of a draft on held-out texts by kind, and its accuracy on single tokens.
 
-    macro: the mean over the CATEGORIES present. NaN without greedy texts.
+    macro: the mean over the CATEGORIES present, of which there must be a greedy text.
     """
     kinds = defaultdict(list)
     for kind, text in judged(texts):
@@ -55,11 +51,11 @@ def evaluate(draft: Decoder, texts: Sequence[Text]) -> dict:
         kind: {
             "texts": len(found),
             "tokens_per_pass": round(tokens_per_pass(found, GAMMA), 4),
-            "right": round(mean([hit for text in found for hit in text]), 4),
+            "right": round(fmean(hit for text in found for hit in text), 4),
         }
         for kind, found in sorted(kinds.items())
     }
-    macro = mean([by_kind[kind]["tokens_per_pass"] for kind in CATEGORIES if kind in kinds])
+    macro = fmean([by_kind[kind]["tokens_per_pass"] for kind in CATEGORIES if kind in kinds])
     return {"gamma": GAMMA, "macro": macro, "kinds": by_kind}
 
 
@@ -142,5 +138,5 @@ def evaluate_heads(heads: MedusaHeads, texts: Sequence[Text], tree: TreeShape) -
     for kind, text in judged(texts):
         steps[kind] += stats_of(heads, text, top_tokens(heads, text, tree.ranks), tree)
     kinds = {kind: round(generate.tokens_per_pass(of), 4) for kind, of in sorted(steps.items())}
-    macro = mean([kinds[kind] for kind in CATEGORIES if kind in kinds])
+    macro = fmean([kinds[kind] for kind in CATEGORIES if kind in kinds])
     return {"nodes": len(tree.choices), "macro": macro, "kinds": kinds}

@@ -88,17 +88,19 @@ def test_dropout_rates_grow_from_nothing_to_p_max():
 
 def test_layers_and_texts_are_dropped_at_their_rates_and_independently():
     rates, draws = dropout_rates(6, 0.4), 20_000
-    dropout = LayerDropout(rates, seed=0)
-    dropped = torch.ones(6, draws, 2)
-    for n in range(draws):
-        for layer, those in enumerate(dropout.keep(2)):
-            dropped[layer, n, those] = 0
+    dropout, dropped = LayerDropout(rates, seed=0), torch.ones(2, 6, draws)
+    for batch in range(2):
+        for layer, those in enumerate(dropout.keep(draws)):
+            dropped[batch, layer, those] = 0
     sigma = (rates * (1 - rates) / draws).sqrt()
-    for text in range(2):
-        assert ((dropped[:, :, text].mean(1) - rates).abs() <= 3 * sigma + 1e-12).all()
-    pairs = [(dropped[5, :, 0], dropped[5, :, 1], 5, 5), (dropped[4, :, 0], dropped[5, :, 0], 4, 5)]
-    for a, b, i, j in pairs:  # two texts of one layer, two layers of one text
-        both = rates[i] * rates[j]
+    assert ((dropped.mean(-1) - rates).abs() <= 3 * sigma + 1e-12).all()
+    first, second = dropped
+    pairs = [
+        (first[5, 1:], first[5, :-1], rates[5] ** 2),  # two texts of one layer
+        (first[5], second[5], rates[5] ** 2),  # two batches
+        (first[4], first[5], rates[4] * rates[5]),  # two layers of one text
+    ]
+    for a, b, both in pairs:
         assert abs((a * b).mean() - both) < 4 * (both * (1 - both) / draws).sqrt()
 
 
