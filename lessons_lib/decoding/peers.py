@@ -1,7 +1,7 @@
 """Baselines for the decoding loop (lessons 06, 13): generate and assisted generation of transformers, all settings."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from copy import deepcopy
 from time import perf_counter
 from typing import NamedTuple
 
@@ -54,11 +54,9 @@ def static_and_compiled(capacity: int) -> dict:
 
 
 class EarlyExitRun(NamedTuple):
-    """Result of `by_early_exit`: new ids, seconds, and forward passes of all layers (prefill included) and of the first
-    ones alone."""
+    """Result of `by_early_exit`: new ids, passes of all layers (prefill included) and of the first ones alone."""
 
     ids: list[int]
-    seconds: float
     passes: int
     draft_passes: int
 
@@ -67,38 +65,20 @@ def by_early_exit(network, prompt: Sequence[int], new: int, exit_layer: int, gam
     """As `by_transformers`, with its own early exit: the first `exit_layer` layers draft `gamma` tokens per step.
 
     They have a second KV cache, and every verification runs all layers. gamma None: transformers' defaults, which stop
-    a draft after a token with a probability below 0.4, at the latest after 20 tokens. ValueError unless exit_layer is
-    below the number of layers.
+    a draft after a token with a probability below 0.4, at the latest after 20 tokens.
     """
-    layers = network.config.num_hidden_layers
-    if not 1 <= exit_layer < layers:
-        raise ValueError(f"exit_layer must be between 1 and {layers - 1}, not {exit_layer}")
+    layers, settings = network.config.num_hidden_layers, network.generation_config
     ran: list[int] = []  # layers of each pass: transformers shortens the model's config while it drafts
     hook = network.register_forward_pre_hook(lambda module, given: ran.append(module.config.num_hidden_layers))
+    network.generation_config = deepcopy(settings)
+    if gamma is not None:
+        assist(network, gamma)
     try:
-        with assisting(network, gamma):
-            since = perf_counter()
-            ids = by_transformers(network, prompt, new, assistant_early_exit=exit_layer)
-            seconds = perf_counter() - since
+        ids = by_transformers(network, prompt, new, assistant_early_exit=exit_layer)
     finally:
         hook.remove()
-        network.config.num_hidden_layers = layers  # transformers leaves it shortened if drafting fails
-    return EarlyExitRun(ids, seconds, ran.count(layers), ran.count(exit_layer))
-
-
-@contextmanager
-def assisting(draft, gamma: int | None) -> Iterator[None]:
-    """Within it, `assist(draft, gamma)`; for None transformers' defaults. Afterwards all settings are as before."""
-    names = "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"
-    config, defaults = draft.generation_config, dict.fromkeys(names)  # None is transformers' default
-    before = {name: getattr(config, name) for name in names}
-    config.update(**defaults)
-    if gamma is not None:
-        assist(draft, gamma)
-    try:
-        yield
-    finally:
-        config.update(**before)
+        network.generation_config = settings
+    return EarlyExitRun(ids, ran.count(layers), ran.count(exit_layer))
 
 
 class PassClock:
