@@ -88,10 +88,10 @@ class Detokenizer:
     it changes text that was already shown.
     """
 
-    def __init__(self, tokenizer, skip_special_tokens: bool = True):
+    def __init__(self, tokenizer):
         if tokenizer is None:
             raise TypeError("text and stop texts need a tokenizer, such as that of a model from lessons_lib.load")
-        self._decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens)
+        self._decode = partial(tokenizer.decode, skip_special_tokens=True)
         if getattr(tokenizer, "clean_up_tokenization_spaces", False):
             self._decode = partial(self._decode, clean_up_tokenization_spaces=False)
         self._ids: list[int] = []  # the context, then the new tokens
@@ -132,21 +132,15 @@ class Detokenizer:
 class StoppedText:
     """Decodes tokens one at a time, up to the first stop text. ended: whether a stop text is complete.
 
-    Stop texts are searched in the text without special tokens. A stop text that contains a special token, such as
-    "<|im_end|>" or "Yes<|im_end|>", is searched in the text with special tokens, too.
+    Stop texts are searched in the text without special tokens. Special tokens that end a text are the target's `eos`.
     """
 
     def __init__(self, tokenizer, stop: str | Sequence[str] | None = None):
-        stops = as_texts(stop)
-        self._text, self._full_text = Detokenizer(tokenizer), Detokenizer(tokenizer, skip_special_tokens=False)
-        added = getattr(tokenizer, "added_tokens_decoder", {}).values() if stops else ()
-        self._special = [token.content for token in added if token.special]
-        # stop text that contains special tokens -> the same text without them
-        self._named = {text: shown for text in stops if (shown := without(text, self._special)) != text}
-        self._stops = stops  # also those in _named: the model may spell a special token in ordinary ones
-        self._tail = max(map(len, stops), default=1) - 1  # characters held back: the beginning of a stop text perhaps
+        self._text, self._stops = Detokenizer(tokenizer), as_texts(stop)
+        # characters held back: the beginning of a stop text perhaps
+        self._tail = max(map(len, self._stops), default=1) - 1
         self._certain: list[str] = []  # the pieces returned so far
-        self._held = self._full = ""
+        self._held = ""
         self.ended = False
 
     @property
@@ -161,8 +155,6 @@ class StoppedText:
         # Search the text held back for stop texts
         self._held += self._text.add(token)
         ends = [self._held.find(text) for text in self._stops if text in self._held]
-        if self._named:
-            ends += self._ends_at_special_tokens(token)
         self.ended = bool(ends)
         # Return the text before the first stop text, or all but the last _tail characters
         certain = min(ends) if ends else max(0, len(self._held) - self._tail)
@@ -174,21 +166,6 @@ class StoppedText:
         """The text held back, if no further token follows. Empty after a stop text."""
         return "" if self.ended else self._held + self._text.rest()
 
-    def _ends_at_special_tokens(self, token: int) -> list[int]:
-        """For each complete stop text that contains special tokens, the index in _held at which the text ends."""
-        # The text with special tokens, as far back as a stop text may begin
-        full = self._full + self._full_text.add(token)
-        self._full = full[max(0, len(full) - self._tail) :]
-        at = []
-        for text, shown in self._named.items():
-            if text in full:
-                # Find the stop text in _held: count the characters after it, which both texts share, from the end
-                rest = without(full[full.find(text) + len(text) :], self._special)
-                end = max(0, len(self._held) - len(rest))
-                start = self._held.rfind(shown, 0, end)
-                at.append(start if start >= 0 else end)
-        return at
-
 
 def as_texts(stop: str | Sequence[str] | None) -> list[str]:
     """Convert None, one text or several to a list. Raises TypeError for other types, ValueError for an empty text."""
@@ -198,13 +175,6 @@ def as_texts(stop: str | Sequence[str] | None) -> list[str]:
     if "" in texts:
         raise ValueError("an empty stop text would end every output before it begins; leave it out")
     return list(texts)
-
-
-def without(text: str, parts: Sequence[str]) -> str:
-    """The text with every occurrence of each of `parts` removed."""
-    for part in parts:
-        text = text.replace(part, "")
-    return text
 
 
 class TextStream:

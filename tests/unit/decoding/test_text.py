@@ -8,7 +8,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from support.examples import examples
 from support.small_tokenizers import ALL, SEP, byte_level, metaspace, word_piece
-from tokenizers import AddedToken
 from transformers import StopStringCriteria
 
 from lessons_lib.decoding.text import Detokenizer, StoppedText, TextStream
@@ -135,44 +134,6 @@ def test_a_stop_text_counts_across_tokens_that_are_not_shown(make, count, betwee
     tokens = [a, e, *[between] * count, *tail]
     assert ends_at(tokenizer, [*tokens, a, d], "END") == len(tokens)
     assert read(StoppedText(tokenizer, "END"), [*tokens, a]) == "a"
-
-
-@pytest.mark.parametrize("stop, ends, left", [
-    (SEP, 3, "aE"),
-    (f"E{SEP}", 3, "a"),
-    (f"E{SEP}N", 4, "a"),
-    ([f"b{SEP}", "ND"], 5, "aE"),
-    ([SEP, "E"], 2, "a"),
-])  # fmt: skip
-def test_a_stop_text_may_name_a_special_token(stop, ends, left):
-    tokenizer = byte_level()
-    a, e, n, d = map(tokenizer.convert_tokens_to_ids, "aEND")
-    tokens = [a, e, tokenizer.convert_tokens_to_ids(SEP), n, d, a]
-    assert ends_at(tokenizer, tokens, stop) == ends
-    assert read(StoppedText(tokenizer, stop), tokens) == left
-
-
-def test_a_special_tokens_name_spelled_in_ordinary_tokens_is_cut_off_too():
-    tokenizer = byte_level()
-    tokens = tokenizer.convert_tokens_to_ids(["a", *SEP])
-    assert ends_at(tokenizer, tokens, SEP) == len(tokens)
-    assert read(StoppedText(tokenizer, SEP), tokens) == "a"
-
-
-class Marked:
-    """Tokens "a", a special one and "BxB"."""
-
-    pieces = ["a", SEP, "BxB"]
-    added_tokens_decoder = {1: AddedToken(SEP, special=True)}
-
-    def decode(self, ids, skip_special_tokens):
-        return "".join(self.pieces[i] for i in ids if not (skip_special_tokens and i == 1))
-
-
-@pytest.mark.parametrize("stop, left", [(f"{SEP}B", "a"), (f"{SEP}BxB", "a"), (f"{SEP}Bx", "a"), (SEP, "a")])
-def test_a_text_is_cut_at_the_special_token_and_not_where_the_same_letters_come_again(stop, left):
-    tokens = [0, 1, 2] if stop != SEP else [0, 1]
-    assert read(StoppedText(Marked(), stop), [*tokens, 0]) == left
 
 
 def test_a_stop_text_is_found_in_a_long_run_of_bytes_that_a_tokenizer_decodes_all_or_none():
