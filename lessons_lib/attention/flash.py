@@ -114,12 +114,10 @@ def split_kv(q: Tensor, keys: Tensor, values: Tensor, splits: int) -> tuple[Tens
     check(q, keys, values)
     if splits < 1:
         raise ValueError(f"splits={splits} must be at least 1")
-    size = max(1, -(-keys.shape[1] // splits))
+    size = -(-keys.shape[1] // splits)
     # 1. each worker attends to its own keys
-    parts = [
-        tiled(q, keys[:, at : at + size], values[:, at : at + size], q.shape[1] or 1)
-        for at in range(0, splits * size, size)
-    ]
+    shares = [slice(at, at + size) for at in range(0, splits * size, size)]
+    parts = [tiled(q, keys[:, share], values[:, share], block_q=q.shape[1]) for share in shares]
     # 2. one more pass merges the results
     out, logsumexp = merge_outputs(*(torch.stack(found) for found in zip(*parts, strict=True)))
     return out.to(q.dtype), logsumexp
@@ -130,9 +128,6 @@ def merge_outputs(outputs: Tensor, logsumexps: Tensor) -> tuple[Tensor, Tensor]:
 
     Piece i has the weight exp(logsumexp_i - logsumexp of all): its share of the full softmax's denominator.
     """
-    if outputs.shape[:-1] != logsumexps.shape:
-        wanted, given = tuple(outputs.shape[:-1]), tuple(logsumexps.shape)
-        raise ValueError(f"these outputs need logsumexps of shape {wanted}, not {given}")
     whole = logsumexps.logsumexp(0)
     weights = (logsumexps - finite(whole)).exp()
     return (weights[..., None] * outputs).sum(0), whole

@@ -14,9 +14,3 @@ def heads():
         return [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes]
 
     return draw
-
-
-@pytest.fixture(scope="session")
-def heads_of():
-    """The same for hypothesis, which wants what does not change between examples: zeros, for they are only counted."""
-    return lambda H, H_kv, T, S: [torch.zeros(H, T, 8), torch.zeros(H_kv, S, 8), torch.zeros(H_kv, S, 8)]

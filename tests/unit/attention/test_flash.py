@@ -183,21 +183,11 @@ def test_split_results_keep_the_dtype(heads):
     assert out.dtype == torch.bfloat16 and logsumexp.dtype == torch.float32
 
 
-@pytest.mark.parametrize("T, S", [(0, 3), (2, 0), (0, 0)])
-def test_workers_without_queries_or_keys_give_zeros(heads, T, S):
-    out, logsumexp = split_kv(*heads(2, 1, T, S), splits=2)
-    assert out.shape == (2, T, 8) and not out.any() and logsumexp.isneginf().sum() == 2 * T
-
-
 def test_keys_and_values_that_do_not_belong_together_cannot_be_split():
     with pytest.raises(ValueError, match="one number of heads and tokens"):
         split_kv(*torch.zeros(2, 1, 4, 2), torch.zeros(1, 6, 2), 2)
 
 
-@pytest.mark.parametrize("call, message", [
-    (lambda q: split_kv(q, q, q, 0), "splits=0 must be at least 1"),
-    (lambda q: merge_outputs(torch.stack([q, q]), torch.zeros(2, 4)), r"shape \(2, 1, 3\), not \(2, 4\)"),
-])  # fmt: skip
-def test_what_cannot_be_split_or_merged_is_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call(torch.zeros(1, 3, 2))
+def test_no_workers_are_refused():
+    with pytest.raises(ValueError, match="splits=0 must be at least 1"):
+        split_kv(*torch.zeros(3, 1, 3, 2), 0)
