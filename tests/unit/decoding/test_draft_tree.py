@@ -145,7 +145,6 @@ def test_a_chain_needs_no_mask():
     (lambda: DraftTree().add(-2, 1), "there is no node -2"),
     (lambda: DraftTree().add(ROOT, 1, "best"), "mode 'best' is unknown"),
     (lambda: DraftTree().add(ROOT, 1, "iid"), "mode 'iid' needs q"),
-    (lambda: DraftTree().add(ROOT, 1, "iid", torch.tensor([float("nan")])), "NaN"),
     (lambda: tree_of([1], [-1]).add(ROOT, 2, "iid", EVEN), "of one mode, not 'unsampled' and 'iid'"),
     (lambda: DraftTree().add_side(SideTokens([1], [1, 2], [[True]])), "side tokens need one offset"),
 ])  # fmt: skip
