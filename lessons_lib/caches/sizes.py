@@ -23,7 +23,7 @@ def blocks_for(tokens: int, block_size: int) -> int:
 
 def cached_tokens(prompt: int, new: int) -> int:
     """Tokens in the cache after `new` tokens were generated: P + n - 1, because the newest has not been fed yet."""
-    return prompt + max(new, 1) - 1
+    return prompt + new - 1
 
 
 def requests_that_fit(

@@ -77,11 +77,6 @@ def test_a_sliding_static_cache_takes_no_more_than_its_window(tokens):
     assert allocated(cache) == sizes.kv_bytes(ModelConfig.from_transformers(config), tokens, cache_bytes=4)
 
 
-def test_the_newest_token_is_not_cached_yet():
-    assert sizes.cached_tokens(5, 4) == 8
-    assert sizes.cached_tokens(5, 0) == 5
-
-
 def test_generating_leaves_as_many_cached_tokens_as_predicted():
     model = LlamaForCausalLM(LlamaConfig(**TINY, pad_token_id=0))
     cache = DynamicCache(config=model.config)
