@@ -18,7 +18,7 @@ from lessons_lib import PromptLookup, Sampling
 from lessons_lib.decoding.generate import generate, new_sequence, step, tokens_per_pass
 from lessons_lib.decoding.sampling import Greedy
 from lessons_lib.decoding.targets import DecoderTarget, TransformersTarget
-from lessons_lib.decoding.text import StoppedText, TextStream
+from lessons_lib.decoding.text import TextStream
 from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder
 
@@ -88,19 +88,6 @@ def test_tokens_stream_in_order_as_they_are_committed(network, greedy_text):
     )
     assert [token for burst in bursts for token in burst] == greedy_text[len(PROMPT) :]
     assert len(bursts[0]) == 1 and len(bursts[1]) == 5
-
-
-class Collected(list):
-    """The tokens so far; empty, and so false, at first."""
-
-    def __call__(self, tokens):
-        self.extend(tokens)
-
-
-def test_tokens_stream_into_an_empty_list_that_can_be_called(network, greedy):
-    read = Collected()
-    generate(network, PROMPT, max_new_tokens=5, on_tokens=read)
-    assert read == greedy[:5]
 
 
 def test_sequences_of_one_step_decode_as_if_alone(network):
@@ -272,18 +259,6 @@ def test_a_stop_text_ends_a_text_below_the_minimum_length_too_as_in_transformers
     out = generate(target, PROMPT, proposer, stop=stop, on_tokens=stream, **limits)
     assert (PROMPT + out.ids, out.finish, len(out.ids)) == (text, "stop", 3)
     assert out.text == "".join(written) == tokenizer.decode(out.ids[:1])
-
-
-def test_the_text_in_which_a_stop_text_was_looked_for_is_not_decoded_again(network):
-    """As many calls of the tokenizer as somebody needs who reads the new tokens once."""
-    tokenizer, calls = byte_level(), []
-    decode = tokenizer.decode
-    tokenizer.decode = lambda ids, **options: calls.append(ids) or decode(ids, **options)
-    target = DecoderTarget(Decoder.from_transformers(network), tokenizer)
-    out, needed = generate(target, PROMPT, max_new_tokens=N, stop="never"), len(calls)
-    text = StoppedText(tokenizer, "never")
-    calls.clear()
-    assert "".join(map(text.add, out.ids)) + text.rest() == out.text and needed == len(calls)
 
 
 def test_the_text_is_cut_before_a_stop_text_that_an_end_token_completes(network, greedy_text, words):

@@ -196,21 +196,11 @@ def configs() -> list[Configuration]:
     return [slow, halved, Configuration("fast", "halved", PLAIN), Configuration("aside", "slow", PLAIN)]
 
 
-def test_a_step_reads_weights_and_the_cached_entries_or_all_slots():
-    assert PLAIN.moved(100) == 1000 and PLAIN.forward(100) == pytest.approx(10)
-    assert replace(PLAIN, slots=50).moved(100) == 900
-    assert replace(PLAIN, slots=0).moved(100) == 800  # no slots are some slots
-
-
 def test_decoding_leaves_out_the_prefill_and_adds_what_happens_around():
     assert PLAIN.decoding([PREFILL]) == 0
     assert PLAIN.decoding(DRAFTED) == pytest.approx(8.22 + 8.28)
     expensive = replace(PLAIN, v={1: 1.0, 3: 2.0}, host=0.5, draft=0.25)
     assert expensive.decoding(DRAFTED) == pytest.approx(2 * 8.22 + 8.28 + 2 * 0.5 + 2 * 0.25)
-
-
-def test_speed_counts_all_tokens_but_the_prefills():
-    assert configs()[0].cost.speed(DRAFTED, DRAFTED) == pytest.approx(4 / 16.5)
 
 
 def test_gains_along_a_way_multiply_to_the_whole():
