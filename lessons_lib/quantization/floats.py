@@ -93,20 +93,7 @@ def double_scales(scales: Tensor) -> DoubleScales:
     return DoubleScales(mean, quantize(rest, 8, scale_dtype=torch.float32), len(scales))
 
 
-@dataclass(frozen=True)
-class Format:
-    """A float format: mantissa bits, exponent of the smallest normal number, largest number, torch dtype."""
-
-    mantissa: int
-    least: int
-    largest: float
-    kind: torch.dtype
-
-
-FORMATS = {
-    "e4m3": Format(3, -6, 448.0, torch.float8_e4m3fn),
-    "e5m2": Format(2, -14, 57344.0, torch.float8_e5m2),
-}
+FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 
 @dataclass(frozen=True)
@@ -132,20 +119,10 @@ def quantize_fp8(x: Tensor, format: str = "e4m3", per: str | int = ROW) -> Small
     if format not in FORMATS:
         raise ValueError(f"there is no format {format!r}; choose one of {', '.join(FORMATS)}")
     # scale every block so that its largest value becomes the format's largest number
+    kind = FORMATS[format]
+    largest = torch.finfo(kind).max
     values = blocks(x.detach().to(working_dtype(x.dtype)), per)
-    scales = rounded_up(values.abs().amax(1, True) / FORMATS[format].largest, torch.float32)
+    scales = rounded_up(values.abs().amax(1, True) / largest, torch.float32)
     scales = scales.clamp_min(torch.finfo(torch.float32).tiny)  # smaller scales are subnormal and lose precision
-    codes = round_float(values / scales.to(values), format).to(FORMATS[format].kind)
+    codes = (values / scales.to(values)).clamp(-largest, largest).to(kind)
     return SmallFloats(x.shape, x.dtype, codes.view(x.shape), scales)
-
-
-def round_float(x: Tensor, format: str) -> Tensor:
-    """Round x to the format's nearest numbers, ties to even, clamped to the largest; any shape, in x's own dtype.
-
-    Between 2^e and 2^(e+1) the spacing is 2^(e - mantissa). Below the smallest normal number it stays the same as just
-    above it.
-    """
-    f = FORMATS[format]
-    exponent = torch.frexp(x).exponent - 1  # x = m·2^exponent with 1 <= |m| < 2
-    step = torch.ldexp(torch.ones_like(x), exponent.clamp_min(f.least) - f.mantissa)
-    return ((x / step).round() * step).clamp(-f.largest, f.largest)
