@@ -59,13 +59,11 @@ def gptq(
     per: str | int = ROW,
     kind: str = "absmax",
     *,
-    damp: float = 0.01,
     act_order: bool = False,
 ) -> Integers:
     """GPTQ: round weight (N, K) with Hessian H (K, K) to integers as `quantize` does, but with compensated codes.
 
-    per: "row" or a group size. damp: share of the mean diagonal that is added to H's diagonal; multiplied by 10 until
-    the Cholesky factor exists.
+    per: "row" or a group size.
     act_order: process columns in descending order of input size. A group's scale is fitted when its first column is
     reached, to the weights compensated so far; with act_order, to the original weights.
     """
@@ -87,7 +85,7 @@ def gptq(
     order = h.diagonal().argsort(descending=True, stable=True) if act_order else torch.arange(len(h), device=h.device)
     size = w.shape[1] if per == ROW else per
     columns = _Columns(w, size, order.tolist(), lambda group: fit_grid(group, bits, kind), act_order)
-    factor = inverse_factor(h[order][:, order], damp)
+    factor = inverse_factor(h[order][:, order])
     block = BLOCK if per == ROW else -(-BLOCK // size) * size  # whole groups per block
     sweep(w[:, order], factor, block, columns.round)
     found = Integers(weight.shape, weight.dtype, pack(columns.codes, bits), columns.grid())
@@ -155,19 +153,11 @@ def sweep(w: Tensor, factor: Tensor, block: int, round_column: Callable[[Tensor,
 def inverse_factor(hessian: Tensor, damp: float = 0.01) -> Tensor:
     """H (K, K) -> U (K, K), upper triangular, with (H + damp·mean(diag H)·I)^-1 = UᵀU.
 
-    damp is multiplied by 10 until the factor exists, at most to 10.
+    Damping gives H an inverse where there are fewer inputs than columns.
     """
-    if damp < 0:
-        raise ValueError(f"damp is at least 0, not {damp}")
     unit = hessian.diagonal().mean() * torch.eye(len(hessian), dtype=hessian.dtype, device=hessian.device)
-    while damp <= 10:
-        lower, failed = torch.linalg.cholesky_ex(hessian + damp * unit)
-        if not failed:
-            upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
-        if not failed:
-            return upper
-        damp = 10 * damp or 1e-4
-    raise ValueError("no damping makes this Hessian positive definite; pass hessian(inputs) of the layer's inputs")
+    lower = torch.linalg.cholesky(hessian + damp * unit)
+    return torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)
 
 
 @torch.no_grad()
