@@ -148,13 +148,7 @@ def _cpuinfo() -> str:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that affect speed."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            pass
-    return found
+    return {"python": platform.python_version()} | {package: metadata.version(package) for package in PACKAGES}
 
 
 def environment(device: Any, dtype: Any) -> str:
@@ -265,7 +259,6 @@ def _read(path: Path) -> Hardware | None:
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         curves = {name: {int(w): v for w, v in curve.items()} for name, curve in stored.pop("widths", {}).items()}
-        stored.pop("torch", None)  # from earlier versions; each torch has a file of its own
         return Hardware(**stored, widths=curves)  # JSON keys are strings
     except (OSError, ValueError, TypeError, AttributeError):
         return None
