@@ -131,11 +131,12 @@ class Ratio(Interval):
 
 def sync(device: Any) -> None:
     """Wait until the device has finished all its work. Returns at once on a CPU."""
-    if _asynchronous(device):
-        import torch
+    if str(device).startswith("cpu"):
+        return
+    import torch
 
-        # torch.accelerator of early versions does not wait for Apple's GPU
-        torch.mps.synchronize() if "mps" in str(device) else torch.accelerator.synchronize(device)
+    # torch.accelerator of early versions does not wait for Apple's GPU
+    torch.mps.synchronize() if "mps" in str(device) else torch.accelerator.synchronize(device)
 
 
 def timed(fn: Callable[[], Any], device: Any = "cpu", repeats: int = 5, warmup: int | str = "auto") -> Samples:
@@ -268,15 +269,11 @@ def seconds_text(seconds: float) -> str:
 
 
 def _block(fn: Callable[[], Any], device: Any) -> Callable[[], float]:
-    waits = _asynchronous(device)
-
     def run() -> float:
-        if waits:
-            sync(device)
+        sync(device)
         start = perf_counter()
         fn()
-        if waits:
-            sync(device)
+        sync(device)
         return perf_counter() - start
 
     return run
@@ -290,11 +287,6 @@ def _warm_up(run: Callable[[], float], warmup: int | str) -> None:
     times = [run(), run()]
     while abs(times[-1] - times[-2]) >= STEADY * times[-2] and len(times) < 10:
         times.append(run())
-
-
-def _asynchronous(device: Any) -> bool:
-    """Whether this device returns before the work is done."""
-    return not str(device).startswith("cpu")
 
 
 # --- Requests

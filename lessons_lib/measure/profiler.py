@@ -28,7 +28,10 @@ def peak_bytes(fn: Callable[[], Any], device: Any = "cpu") -> int:
     CUDA: the caching allocator's own peak. CPU: the allocations and releases that torch's profiler records, including a
     kernel's temporary buffers (unless they bypass torch's allocator). Other devices raise ValueError.
     """
-    if _cpu_or_cuda(device) == "cpu":
+    kind = str(device).split(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(f"memory is measured on cpu and cuda, not on {device}; run this part on the CPU")
+    if kind == "cpu":
         return max(accumulate(_allocations(fn), initial=0))
     clock.sync(device)
     before = torch.cuda.memory_allocated(device)
@@ -53,13 +56,6 @@ def gc_frozen() -> Iterator[None]:
     finally:
         if ours:
             gc.unfreeze()
-
-
-def _cpu_or_cuda(device: Any) -> str:
-    kind = str(device).split(":")[0]
-    if kind not in ("cpu", "cuda"):
-        raise ValueError(f"memory is measured on cpu and cuda, not on {device}; run this part on the CPU")
-    return kind
 
 
 def _allocations(fn: Callable[[], Any]) -> list[int]:

@@ -51,7 +51,7 @@ class World:
 def world(monkeypatch):
     world = World()
     monkeypatch.setattr(clock, "perf_counter", world.now)
-    monkeypatch.setattr(clock, "sync", world.sync)
+    monkeypatch.setattr(torch.accelerator, "synchronize", world.sync)
     return world
 
 
