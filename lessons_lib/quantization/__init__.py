@@ -20,12 +20,9 @@ from lessons_lib.quantization.integers import quantize
 from lessons_lib.quantization.kv import QuantizedCache, quantize_keys, quantize_values, restore_keys, restore_values
 from lessons_lib.quantization.linear import (
     LLMInt8Linear,
-    OutlierColumns,
     ScaledLinear,
-    W4A8Linear,
     W4A16Linear,
     W8A8Linear,
-    W8A16Linear,
     outlier_columns,
     round_rows,
 )
@@ -37,13 +34,10 @@ __all__ = [
     "GPU_MEMORY",
     "LLMInt8Linear",
     "MATRICES",
-    "OutlierColumns",
     "PLAIN",
     "QuantizedCache",
     "ScaledLinear",
     "W4A16Linear",
-    "W4A8Linear",
-    "W8A16Linear",
     "W8A8Linear",
     "W8A8Options",
     "awq_scales",

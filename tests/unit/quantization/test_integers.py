@@ -111,10 +111,6 @@ def test_the_largest_numbers_of_float16_stay_finite(kind):
         check_half_a_step(x, quantize(x, bits, kind=kind))
 
 
-def test_a_single_value_is_a_tensor_too():
-    assert quantize(torch.tensor([[3.0]]), 8).dequantize().item() == pytest.approx(3.0, rel=1e-3)
-
-
 @given(seed=st.integers(0, 99), bits=BITS, kind=KIND, power=st.integers(-60, 60))
 def test_a_factor_of_a_power_of_two_changes_no_code(seed, bits, kind, power):
     x = random(seed, 2, 16).float()

@@ -59,12 +59,3 @@ def test_a_mistral_fits_8_gb_in_8_bits_and_16_gb_in_16():
     assert gpus_that_hold(1e12) == []
     assert {"L4", "RTX 4090"} <= set(gpus_that_hold(24e9)) and "T4" in gpus_that_hold(16e9)  # as much as there is, fits
     assert not {"L4", "RTX 4090"} & set(gpus_that_hold(24e9 + 1))
-
-
-def test_what_does_not_exist_is_refused():
-    with pytest.raises(ValueError, match="'int4g32' is no format"):
-        model_bytes(SMOL, "int4g32")
-    with pytest.raises(ValueError, match="'int4g32' is no format"):
-        step_bytes(SMOL, "int8", "int4g32")
-    with pytest.raises(ValueError, match="groups of 128 do not divide rows of 576 values"):
-        model_bytes(SMOL, "int4 g128")
