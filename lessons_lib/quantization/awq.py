@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lessons_lib.quantization.calibration import Inputs, Name
 from lessons_lib.quantization.formats import Rounding
-from lessons_lib.quantization.integers import Quantized, check_values, working_dtype
+from lessons_lib.quantization.integers import Quantized, working_dtype
 from lessons_lib.quantization.smoothquant import QUIETEST, SMOOTHED, scaled
 
 POINTS = 20  # grid points of AWQ's search over alpha in [0, 1)
@@ -23,12 +23,6 @@ def awq_scales(inputs: Tensor, weight: Tensor, round_to: Callable[[Tensor], Quan
     inputs (n, K), weight (N, K); round_to: the rounding applied to W·diag(s). alpha 0 is plain rounding, so on these
     inputs AWQ is never worse.
     """
-    check_values(inputs, "the calibration inputs")
-    check_values(weight, "the weight")
-    if inputs.ndim != 2 or inputs.shape[-1] != weight.shape[-1]:
-        raise ValueError(
-            f"inputs (n, K) and a weight (N, K) are needed, not {tuple(inputs.shape)} and {tuple(weight.shape)}"
-        )
     inputs, weight = (part.detach().to(working_dtype(part.dtype)) for part in (inputs, weight))
     loud = inputs.abs().mean(0)
     loud = loud.clamp_min(float(loud.max() * QUIETEST) or 1.0)  # 1 if all inputs are zero

@@ -67,8 +67,6 @@ def gptq(
     act_order: process columns in descending order of input size. A group's scale is fitted when its first column is
     reached, to the weights compensated so far; with act_order, to the original weights.
     """
-    check_values(weight, "the weight")
-    check_values(hessian, "the Hessian")
     if per == TENSOR:
         raise ValueError('GPTQ rounds column by column with a scale per "row" or group; pass one of those as per')
     if weight.ndim != 2 or hessian.shape != (weight.shape[1],) * 2:

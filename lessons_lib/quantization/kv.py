@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lessons_lib.caches.cache import Cache, is_contiguous
-from lessons_lib.quantization.integers import Grid, Integers, check_bits, check_values, quantize
+from lessons_lib.quantization.integers import Grid, Integers, check_bits, quantize
 
 GROUP, RESIDUAL = 32, 128  # KIVI's G and R
 
@@ -88,8 +88,6 @@ class QuantizedCache(Cache):
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Append keys and values (H_kv, T, d) of T new tokens -> all entries of that layer (H_kv, S + T, d)."""
-        check_values(keys, "a block of keys")
-        check_values(values, "a block of values")
         # 1. this layer's unrounded tokens, then the new ones
         if self.newest[layer] is not None:
             keys, values = (torch.cat(pair, 1) for pair in zip(self.newest[layer], (keys, values), strict=True))

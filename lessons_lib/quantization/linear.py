@@ -59,8 +59,6 @@ class QuantizedLinear(nn.Module):
 
     def __init__(self, shape: torch.Size):
         super().__init__()
-        if len(shape) != 2:
-            raise ValueError(f"a layer takes the codes of a matrix (N, K), not of {tuple(shape)}")
         self.out_features, self.in_features = shape
 
     @property
@@ -158,8 +156,6 @@ class LLMInt8Linear(QuantizedLinear):
     def __init__(self, weight: Tensor, threshold: float = THRESHOLD):
         """weight: (N, K). threshold: at least 0."""
         check_values(weight, "the weight")
-        if not threshold >= 0:
-            raise ValueError(f"the threshold must be at least 0, not {threshold}; the paper's is {THRESHOLD}")
         super().__init__(weight.shape)
         self.threshold = threshold
         codes, scales = round_rows(weight.detach())
@@ -245,7 +241,7 @@ def weight_only(quantized: Quantized) -> QuantizedLinear:
     grid = quantized.grid if isinstance(quantized, Integers) else None
     if grid and grid.bits == 8 and grid.symmetric and len(grid.scales) == quantized.shape[0]:
         return fastest(W8A16Linear, quantized)
-    grouped = grid and len(quantized.shape) == 2 and len(grid.scales) >= quantized.shape[0]  # not one for all rows
+    grouped = grid and len(grid.scales) >= quantized.shape[0]  # not one for all rows
     if grouped and grid.bits == 4 and grid.lows is not None:
         return fastest(W4A16Linear, quantized)
     return DequantizedLinear(quantized)

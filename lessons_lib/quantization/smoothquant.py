@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from lessons_lib.quantization.calibration import Inputs, Name
-from lessons_lib.quantization.integers import check_values
 from lessons_lib.quantization.linear import sharing_copy
 
 SMOOTHED = ("down", "qkv", "gate_up")  # "down" first: its scales change the rows of "gate_up"
@@ -25,8 +24,6 @@ def smooth_scales(largest_x: Tensor, largest_w: Tensor, alpha: float = 0.5) -> T
     largest_x, largest_w: (K,), the largest inputs and weights of each channel. alpha 0 leaves all outliers in the
     activations, 1 moves them into the weights. A channel of zeros keeps s = 1.
     """
-    check_values(largest_x, "the largest inputs")
-    check_values(largest_w, "the largest weights")
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha lies between 0 and 1, not at {alpha}; the paper's is 0.5")
     if largest_x.shape != largest_w.shape or min(largest_x.min(), largest_w.min()) < 0:

@@ -171,7 +171,7 @@ def test_a_decoder_reads_it_as_any_other_cache():
     (lambda: QuantizedCache(1, group=12), "a group is a multiple of 8 and a residual at least 0, not 12 and 128"),
     (lambda: QuantizedCache(1, residual=-1), "not 32 and -1"),
     (lambda: quantize_keys(random(33)), r"\(2, 33, 32\) is not \(H_kv, S, d\) with S a multiple of 32"),
-    (lambda: QuantizedCache(1).append(0, random(2) * float("nan"), random(2)), "a block of keys holds 128 NaN"),
+    (lambda: QuantizedCache(1, residual=0).append(0, random(32) * float("nan"), random(32)), "holds 2048 NaN"),
 ])  # fmt: skip
 def test_what_cannot_be_rounded_is_refused(make, sentence):
     with pytest.raises(ValueError, match=sentence):
