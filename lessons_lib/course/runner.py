@@ -35,8 +35,6 @@ def run(asked: list[str], given: dict[str, str], build: Path = BUILD, lessons: l
     Every name is checked before anything runs. UsageError lists the valid lessons, parameters or models.
     """
     chosen = select(find() if lessons is None else lessons, asked)
-    if not chosen:
-        raise UsageError("There are no lessons in notebooks/ yet.")
     defaults = {lesson: parameters(lesson) for lesson in chosen}
     injected = overrides(defaults, absolute(given))
     prepare_all([{**defaults[lesson], **injected[lesson]} for lesson in chosen])
@@ -52,13 +50,14 @@ def prepare_all(taken: list[dict[str, Any]]) -> None:
     A lesson that takes a pair of models, `model` and `draft`, runs families other than Llama, too, by transformers' own
     forward pass.
     """
-    of_one, of_pairs = {}, {}  # name or folder -> (device, dtype)
+    models, ours = {}, set()  # name or folder -> (device, dtype); those that our decoder has to compute
     for values in taken:
-        models = of_pairs if "draft" in values else of_one
         named = [values[name] for name in ("model", "draft") if name in values]
-        models.update({model: (values["device"], values["dtype"]) for model in named})
-    prepare(of_one)
-    prepare({name: how for name, how in of_pairs.items() if name not in of_one}, any_family=True)
+        models |= {model: (values["device"], values["dtype"]) for model in named}
+        if "draft" not in values:
+            ours.update(named)
+    for model, (device, dtype) in models.items():
+        prepare(model, device, dtype, model in ours)
 
 
 def absolute(given: dict[str, str]) -> dict[str, str]:
@@ -67,31 +66,29 @@ def absolute(given: dict[str, str]) -> dict[str, str]:
     return given | {name: str(folder) for name, folder in folders.items() if (folder / "config.json").is_file()}
 
 
-def prepare(models: dict[str, tuple[str, str]], any_family: bool = False) -> None:
-    """Fetch and convert each model once, before the lessons, so that no lesson's time includes a download.
+def prepare(model: str, device: str, dtype: str, ours: bool) -> None:
+    """Fetch and convert a model before the lessons, so that no lesson's time includes a download.
 
-    Errors of `load` become a UsageError, and so does a model that our decoder cannot compute, unless any family will
-    do; a model with a known name is checked before it is fetched.
+    ours: our decoder has to compute it. UsageError if it does not, for a known name before it is fetched, and for the
+    errors of `load`.
     """
     from lessons_lib.models import ModelUnavailable, load
     from lessons_lib.models.decoder import decoder_config
     from lessons_lib.models.hub import HUB, LLAMA_LIKE
 
-    for model, (device, dtype) in models.items():
-        known = ", ".join(LLAMA_LIKE)
-        refusal = UsageError(f"The lessons take Llama-like models such as {known}, and {model} is none.")
-        if model in HUB and model not in LLAMA_LIKE and not any_family:
-            raise refusal
+    refusal = UsageError(f"The lessons take Llama-like models such as {', '.join(LLAMA_LIKE)}, and {model} is none.")
+    if ours and model in HUB and model not in LLAMA_LIKE:
+        raise refusal
+    try:
+        with line(f"model {Path(model).name}"):
+            config = load(model, device=device, dtype=dtype).network.config
+    except (ValueError, ModelUnavailable) as error:
+        raise UsageError(str(error)) from error
+    if ours:
         try:
-            with line(f"model {Path(model).name}"):
-                config = load(model, device=device, dtype=dtype).network.config
-        except (ValueError, ModelUnavailable) as error:
-            raise UsageError(str(error)) from error
-        if not any_family:
-            try:
-                decoder_config(config)
-            except ValueError as error:
-                raise refusal from error
+            decoder_config(config)
+        except ValueError as error:
+            raise refusal from error
 
 
 def execute(lesson: Lesson, values: dict[str, Any], build: Path) -> Result:

@@ -18,11 +18,10 @@ import os
 import re
 import tempfile
 import textwrap
-from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lessons_lib.course.lessons import Lesson, UsageError, find, overrides, parameters, select
 from lessons_lib.course.runner import absolute, execute, prepare_all, shown
@@ -36,20 +35,13 @@ ANSWERS = 10  # seconds to wait for a remote scheduler
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # Dask sets each to 1 by default
 
 
-@dataclass(frozen=True, eq=False)
-class Point:
+class Point(NamedTuple):
     """One lesson with values for its parameters."""
 
     lesson: Lesson
-    values: dict[str, Any]
+    given: dict[str, Any]
     taken: dict[str, Any]  # all parameters, given or default
-
-    @cached_property
-    def folder(self) -> str:
-        """Folder of the point's files; its name depends on the lesson's code, the parameters and the package."""
-        code = [cell.source for cell in self.lesson.read().cells if cell.cell_type == "code"]
-        content = json.dumps([code, self.taken, fingerprint()], sort_keys=True)
-        return f"points/{self.lesson.name}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
+    folder: str  # of the point's files, below build/sweep; named after code, parameters and package
 
     def record(self, build: Path) -> dict[str, Any]:
         """What is stored of the point; until then, a failure."""
@@ -57,7 +49,7 @@ class Point:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"failure": "missing"}
 
     def __str__(self) -> str:
-        return " ".join([self.lesson.name, *(f"{name}={value}" for name, value in self.values.items())])
+        return " ".join([self.lesson.name, *(f"{name}={value}" for name, value in self.given.items())])
 
 
 def sweep(
@@ -94,15 +86,29 @@ def points(lessons: list[Lesson], asked: list[str], grid: dict[str, str], fixed:
     """
     if twice := sorted(grid.keys() & fixed.keys()):
         raise UsageError(f"Give {', '.join(twice)} in the grid or beside it, not in both.")
-    values = {name: [value.strip() for value in COMMA.split(text)] for name, text in grid.items()}
-    if empty := [name for name, found in values.items() if not all(found)]:
-        raise UsageError(f"Parameter {', '.join(empty)} of the grid lacks a value: write gamma=2,4,8.")
+    values = [[value.strip() for value in COMMA.split(text)] for text in grid.values()]
+    combinations = [dict(zip(grid, chosen, strict=True)) for chosen in itertools.product(*values)]
     defaults = {lesson: parameters(lesson) for lesson in select(lessons, asked)}
-    combinations = [dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())]
-    given = [overrides(defaults, absolute(fixed | combination)) for combination in combinations]
-    of_grid = [lesson for lesson in defaults if asked or grid.keys() & defaults[lesson].keys()]
-    found = [Point(lesson, one[lesson], defaults[lesson] | one[lesson]) for lesson in of_grid for one in given]
-    return list({point.folder: point for point in found}.values())
+    overridden = [overrides(defaults, absolute(fixed | combination)) for combination in combinations]
+    found = {}
+    for lesson, default in defaults.items():
+        code = [cell.source for cell in lesson.read().cells if cell.cell_type == "code"]
+        for given in [one[lesson] for one in overridden if asked or grid.keys() & default.keys()]:
+            taken = default | given
+            content = json.dumps([code, taken, fingerprint()], sort_keys=True)
+            folder = f"points/{lesson.name}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
+            found[folder] = Point(lesson, given, taken, folder)
+    return list(found.values())
+
+
+@cache
+def fingerprint() -> str:
+    """12 hex digits that identify the installed lessons_lib and the libraries it computes with."""
+    digest = hashlib.sha256(" ".join(version(name) for name in ("torch", "transformers")).encode())
+    for path in sorted((ROOT / "lessons_lib").rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def client(workers: int, address: str) -> Any:
@@ -125,16 +131,6 @@ def client(workers: int, address: str) -> Any:
         return Client(n_workers=workers, threads_per_worker=1, silence_logs=logging.CRITICAL, **here)
 
 
-@cache
-def fingerprint() -> str:
-    """12 hex digits that identify the installed lessons_lib and the libraries it computes with."""
-    digest = hashlib.sha256(" ".join(version(name) for name in ("torch", "transformers")).encode())
-    for path in sorted((ROOT / "lessons_lib").rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts:
-            digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
 def run(engine: Any, todo: list[Point], build: Path) -> None:
     """Execute points on the workers and store each as it ends. A worker that dies costs its point, not the sweep.
 
@@ -147,24 +143,23 @@ def run(engine: Any, todo: list[Point], build: Path) -> None:
         raise UsageError("The scheduler has no workers: start some with `dask worker ADDRESS`.")
     if others := sorted(worker for worker, found in packages.items() if found != fingerprint()):
         raise UsageError(f"Install this lessons_lib, torch and transformers on {', '.join(others)}, too.")
-    futures = {}
-    for point in todo:
-        lesson = point.lesson
-        futures[engine.submit(work, lesson.name, lesson.path.read_bytes(), point.values, retries=1, pure=False)] = point
+    futures = {
+        engine.submit(work, point.lesson.name, point.lesson.path.read_bytes(), point.given, pure=False): point
+        for point in todo
+    }
     progress = bar(as_completed(futures), total=len(todo), desc="sweep", unit="point")
     for future in progress:
         point, error = futures[future], future.exception()
         lost = {"failure": f"{type(error).__name__}: {error}", "seconds": None, "scores": []}
-        said, files = (lost, {}) if error else future.result()
+        record, files = (lost, {}) if error else future.result()
         (build / point.folder).mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
+        # point.json is written last: if it exists, all files do
+        for name, content in (files | {"point.json": json.dumps(record, default=str).encode()}).items():
             (build / point.folder / name).write_bytes(content)
-        # written last: if it exists, all files do
-        (build / point.folder / "point.json").write_text(json.dumps(said, indent=1, default=str), encoding="utf-8")
-        progress.write(f"{point!s:<60} {'FAILED in ' + said['failure'] if said['failure'] else 'ok'}")
+        progress.write(f"{point!s:<60} {'FAILED in ' + record['failure'] if record['failure'] else 'ok'}")
 
 
-def work(name: str, notebook: bytes, values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, bytes]]:
+def work(name: str, notebook: bytes, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, bytes]]:
     """On a worker: execute a lesson in a temporary folder; returns its record and the resulting files by name.
 
     A failure is returned in the record and not raised, because Dask truncates long errors, and what the lesson had done
@@ -176,7 +171,7 @@ def work(name: str, notebook: bytes, values: dict[str, Any]) -> tuple[dict[str, 
         lesson, build = Lesson(Path(folder) / f"{name}.ipynb"), Path(folder) / "build"
         build.mkdir()
         lesson.path.write_bytes(notebook)
-        done = execute(lesson, values, build)
+        done = execute(lesson, given, build)
         scores = [score.record() for score in results.collect(build.glob("*.ipynb"))]
         files = {path.name: path.read_bytes() for path in build.iterdir()}
     return {"failure": done.failure, "seconds": round(done.seconds, 1), "scores": scores}, files
@@ -191,12 +186,13 @@ def gather(wanted: list[Point], names: list[str], build: Path) -> int:
 
     rows, failed = [], []
     for point in wanted:
-        kept, taken = point.record(build), {name: point.taken.get(name) for name in names}
-        one = {"lesson": point.lesson.name}  # lists become texts, which pandas can compare
-        one |= {name: str(value) if isinstance(value, list) else value for name, value in taken.items()}
-        more = {"seconds": kept["seconds"], "failure": kept["failure"]}
-        rows += [one | {name: score.get(name) for name in SCORE} | more for score in kept["scores"] or [{}]]
-        failed += [f"  {point}: {kept['failure']}"] if kept["failure"] else []
+        record, taken = point.record(build), {name: point.taken.get(name) for name in names}
+        # lists become texts, which pandas can compare
+        taken = {name: str(value) if isinstance(value, list) else value for name, value in taken.items()}
+        for score in record["scores"] or [{}]:
+            row = {"lesson": point.lesson.name} | taken | {name: score.get(name) for name in SCORE}
+            rows.append(row | {"seconds": record["seconds"], "failure": record["failure"]})
+        failed += [f"  {point}: {record['failure']}"] if record["failure"] else []
     table = pd.DataFrame(rows)
     table.to_csv(build / "results.csv", index=False)
     pictures = [name for name, found in table.groupby("lesson") if plot(found, names, build / f"{name}.png")]
