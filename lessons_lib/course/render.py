@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import html
 import re
 from pathlib import Path
@@ -29,9 +28,6 @@ math[display="block"] { margin: 1em 0; }
 mtd[columnalign="right"] { text-align: right; text-align: -webkit-right; padding-right: 0; }
 mtd[columnalign="left"] { text-align: left; padding-left: 0; }
 </style>{%- endblock -%}
-{%- block data_latex scoped -%}
-<div class="jp-RenderedLatex jp-OutputArea-output">{{ output.data['text/latex'] | latex2html }}</div>
-{%- endblock -%}
 {%- block data_png scoped -%}
 {%- set said = output.metadata.get('image/png', {}) -%}
 <div class="jp-RenderedImage jp-OutputArea-output">
@@ -41,7 +37,6 @@ mtd[columnalign="left"] { text-align: left; padding-left: 0; }
 """
 
 
-@functools.lru_cache(maxsize=4096)
 def mathml(latex: str, display: str = "inline") -> str | None:
     """Convert LaTeX without its dollars to a MathML element; None if the converter cannot parse it."""
     try:
@@ -116,20 +111,6 @@ class PageExporter(HTMLExporter):
         """The template's filters, with ours instead of nbconvert's."""
         yield from super().default_filters()
         yield "markdown2html", self.markdown2html
-        yield "latex2html", latex2html
-
-
-def latex2html(text: str) -> str:
-    """Render a text/latex output: display formulas, inline formulas, and text between them."""
-    parts = re.split(r"(\$\$.+?\$\$|\$.+?\$)", text, flags=re.S)
-    if len(parts) == 1 and "\\" in text:  # a bare environment or formula
-        return math(text, "block")
-    return "".join(
-        math(part.strip("$"), "block" if part.startswith("$$") or len(parts) == 3 else "inline")
-        if part.startswith("$")
-        else html.escape(part)
-        for part in parts
-    )
 
 
 def write_page(notebook: Path, page: Path) -> None:

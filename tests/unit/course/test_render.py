@@ -40,12 +40,6 @@ def test_a_formula_with_less_than_or_ampersand_is_escaped_once(write_lesson):
     assert page.count("<mtd>") == 4
 
 
-def test_latex_outputs_become_mathml(write_lesson):
-    output = new_output("display_data", {"text/latex": "$\\displaystyle \\frac{1}{2}$", "text/plain": "1/2"})
-    page = page_of(write_lesson, new_code_cell("half", outputs=[output]))
-    assert "<mfrac>" in page and "displaystyle \\frac" not in page
-
-
 def test_aligned_equations_become_rows():
     element = render.math("\\begin{aligned} a &= b \\\\ c &= d \\end{aligned}", "block")
     assert element.count("<mtr>") == 2 and element.count("<mtd") == 4
