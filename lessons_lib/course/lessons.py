@@ -60,7 +60,7 @@ def select(lessons: list[Lesson], asked: list[str]) -> list[Lesson]:
     A number selects the lesson without its appendix, 02x the appendix. Raises UsageError for an unknown word.
     """
     keys = {}
-    for lesson in reversed(lessons):  # if an appendix has its lesson's short name, the name means the lesson
+    for lesson in lessons:
         keys |= dict.fromkeys((lesson.number, lesson.name, lesson.name.partition("_")[2]), lesson)
     unknown = [word for word in asked if word not in keys]
     if unknown:

@@ -105,8 +105,3 @@ def test_a_value_of_another_type_is_refused(text, default):
 def test_a_parameter_without_a_value_is_refused():
     with pytest.raises(UsageError, match="NAME=VALUE"):
         lessons.settings(["tokens"])
-
-
-def test_a_short_name_that_a_lesson_shares_with_its_appendix_means_the_lesson(tmp_path):
-    both = [lessons.Lesson(tmp_path / f"{name}.ipynb") for name in ("05_batching", "05x_batching")]
-    assert lessons.select(both, ["batching"]) == both[:1] and lessons.select(both, ["05x"]) == both[1:]
