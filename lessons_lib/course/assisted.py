@@ -57,22 +57,15 @@ def plot_overlap(p: Sequence[float], q: Sequence[float], names: Sequence[str]) -
     return ax
 
 
-def plot_draft_length(rows: Iterable[Row], chosen: int | None = None, ax: Axes | None = None) -> Axes:
-    """Speedup over plain decoding against draft length: predicted (dashed) and counted.
-
-    rows: `gamma`, `predicted` and `counted`, of one quantity that the caller names on the axis. chosen: a gamma to
-    mark.
-    """
-    ax, rows = ax or axes(), sorted(rows, key=lambda row: row["gamma"])
+def plot_draft_length(ax: Axes, rows: Iterable[Row], chosen: int) -> None:
+    """Speedup over plain decoding against draft length, `chosen` marked. rows: `gamma`, `predicted` and `counted`."""
     gammas, predicted, counted = ([row[key] for row in rows] for key in ("gamma", "predicted", "counted"))
     ax.plot(gammas, predicted, "--", color=COLORS["predicted"], label="predicted from alpha")
     ax.plot(gammas, counted, "s", markersize=5, color=COLORS["draft"], label="from counted passes")
-    if chosen is not None:
-        ax.axvline(chosen, color=COLORS["accepted"], alpha=0.35, linewidth=6)
+    ax.axvline(chosen, color=COLORS["accepted"], alpha=0.35, linewidth=6)
     ax.axhline(1, linestyle=":", color=COLORS["limit"])
-    ax.set(xlabel="tokens drafted per step (gamma)", ylabel="speed [times plain]", ylim=(0, None))
+    ax.set(xlabel="tokens drafted per step (gamma)", ylabel="decoding alone [times plain]", ylim=(0, None))
     ax.legend(ncols=2, **ABOVE)
-    return ax
 
 
 def plot_pays(curves: Mapping[str, Sequence[tuple[float, float]]], points: Iterable[tuple[str, float, float]]) -> Axes:
@@ -130,7 +123,7 @@ def written(text: Drafted, gamma: int) -> list[tuple[list[int], str]]:
 
 
 def speeds(text: Drafted, c: float, v: WidthCurve) -> list[dict]:
-    """Rows for plot_draft_length, decoding only: predicted from alpha, and computed from counted forward passes."""
+    """A row for each gamma, decoding only: predicted from alpha, and computed from counted forward passes."""
     alpha, rows = mean(text.right), []
     for gamma in GAMMAS:
         counted = StepCost(v=v, draft=c).speed(replay_draft(text.right, Constant(gamma)))
@@ -151,9 +144,9 @@ def draw_draft_length(
     tall = top + LINE * (lines + 2)
     figure = plt.figure(figsize=(WIDTH, tall))
     above = figure.add_axes((0.11, 1 - (top - 0.75) / tall, 0.87, (top - 1.35) / tall))
+    plot_draft_length(above, rows, gamma)
     title = f"{kind}: {mean(text.right):.0%} of the draft tokens right"
-    plot_draft_length(rows, gamma, above).set_title(title, fontsize=11, pad=26)  # in points: leaves room for the legend
-    above.set_ylabel("decoding alone [times plain]")
+    above.set_title(title, fontsize=11, pad=26)  # in points: leaves room for the legend
     draw_spans(figure.add_axes((0.01, 0.01, 0.98, LINE * lines / tall)), spans, WRITERS)
     [row] = [row for row in rows if row["gamma"] == gamma]
     accepted = sum(len(ids) for ids, who in runs if who == "accepted")

@@ -14,21 +14,21 @@ STATES = {WHOLE: "computed", CROSSED: "computed, partly masked", SKIPPED: "skipp
 TINTS = [PAPER, tint(COLORS["tiled"], 0.35), tint(COLORS["tiled"], 0.8)]
 
 
-def tile_states(T: int, S: int, block_q: int, block_k: int) -> list[list[int]]:
-    """State of each tile, a row per block of queries: WHOLE, CROSSED by the causal diagonal, or SKIPPED."""
-    sight = Sight(T, S, causal=True)
+def tile_states(T: int, block_q: int, block_k: int) -> list[list[int]]:
+    """State of each tile of T causal queries, a row per block: WHOLE, CROSSED by the diagonal, or SKIPPED."""
+    sight = Sight(T, T, causal=True)
 
     def state(rows: range, columns: range) -> int:
         if columns.start >= sight.reaches(rows):
             return SKIPPED
         return WHOLE if sight.tile(rows, columns) is None else CROSSED
 
-    return [[state(rows, columns) for columns in spans(S, block_k)] for rows in spans(T, block_q)]
+    return [[state(rows, columns) for columns in spans(T, block_k)] for rows in spans(T, block_q)]
 
 
-def plot_tiles(T: int, S: int, block_q: int, block_k: int) -> Axes:
-    """The causal scores in tiles: computed, masked in part, or skipped."""
-    states, ax = tile_states(T, S, block_q, block_k), axes((5.2, 4.6))
+def plot_tiles(T: int, block_q: int, block_k: int) -> Axes:
+    """The causal scores of T tokens in tiles: computed, masked in part, or skipped."""
+    states, ax = tile_states(T, block_q, block_k), axes((5.2, 4.6))
     height, width = len(states), len(states[0])
     ax.imshow(states, cmap=ListedColormap(TINTS), vmin=0, vmax=2, aspect="auto", extent=(0, width, height, 0))
     ax.grid(False)
@@ -60,7 +60,7 @@ def draw_attention(block_q: int, block_k: int, context: int, dim: int) -> tuple[
     moved, naive, kept = tiling(block_q, block_k, context, dim)
     traffic = f"one head, {context:,} tokens: moves {moved / 1e6:.3g} MB, {moved / naive:.1%} of naive"
     said = f"{traffic}; held at a time: {kept / 2**10:,.0f} KiB"
-    ax = plot_tiles(context, context, block_q, block_k)
+    ax = plot_tiles(context, block_q, block_k)
     ax.set_title(said.replace("; ", "\n"), fontsize=10)
     return ax, (
         f"Causal attention over {context:,} tokens in tiles of {block_q} queries and {block_k} keys: "

@@ -32,21 +32,14 @@ COLORS = {
     # kinds of values
     "predicted": GREY, "measured": BLUE, "limit": INK, "peer": GOLD,
     # caches and compilation
-    "plain": GREY, "no-cache": ORANGE, "cache": BLUE, "dynamic": GREY, "static": SKY, "eager": ORANGE,
-    "compiled": GREEN, "open": PURPLE, "generate": GREY, "transformers": GREY, "decoder": BLUE,
-    # phases of a request, parts of a step
-    "prefill": ORANGE, "decode": BLUE, "matmuls": BLUE, "attention": ORANGE, "the rest": GREY,
-    "weights": ORANGE, "KV cache": BLUE, "launch": PURPLE, "sampling": GREEN,
+    "plain": GREY, "no-cache": ORANGE, "cache": BLUE, "static": SKY, "eager": ORANGE, "compiled": GREEN, "open": PURPLE,
+    "decoder": BLUE, "weights": ORANGE, "KV cache": BLUE,
+    # phases of a request
+    "prefill": ORANGE, "decode": BLUE,
     # speculation
-    "draft": SKY, "prompt-lookup": GREEN, "jacobi": GOLD, "lookahead": PURPLE, "medusa": WINE,
-    "early-exit": INDIGO, "verify": BLUE, "accepted": GREEN, "rejected": ORANGE,
-    # attention
-    "naive": ORANGE, "tiled": GREEN, "sdpa": BLUE,
-    # batching
-    "continuous": GREEN, "continuous, by memory": BLUE,
-    # number formats
-    "fp64": INDIGO, "fp32": ORANGE, "bf16": BLUE, "fp16": SKY, "int8": GREEN, "int4": PURPLE,
-    "W8A16": GREEN, "W8A8": GOLD, "W4A16": PURPLE, "W4A8": WINE,
+    "draft": SKY, "jacobi": GOLD, "lookahead": PURPLE, "medusa": WINE, "accepted": GREEN, "rejected": ORANGE,
+    # attention and batching
+    "tiled": GREEN, "continuous": GREEN, "continuous, by memory": BLUE,
 }  # fmt: skip
 
 WIDTH = 6.4  # inches, 704 CSS pixels; shrinks on a phone
@@ -90,12 +83,7 @@ def grouped(rows: Iterable[Row], key: str) -> dict[Any, list[Row]]:
 
 
 def plot_spread(
-    ax: Axes,
-    at: Sequence[float],
-    samples: Sequence[Sequence[float]],
-    color: str = COLORS["measured"],
-    label: str = "measured",
-    fmt: str = "o",
+    ax: Axes, at: Sequence[float], samples: Sequence[Sequence[float]], color: str, label: str, fmt: str = "o"
 ) -> None:
     """Draw repeated measurements at n places as medians with min-max bars."""
     middle = [median(s) for s in samples]
@@ -139,38 +127,6 @@ def plot_lines(rows: Iterable[Row], x: str, y: str, scale: str = "linear") -> Ax
         ax.set_xticks(at, [f"{value:,g}" for value in at])
         ax.minorticks_off()
     ax.legend(fontsize=9)
-    return ax
-
-
-# Stacked bars
-
-
-def plot_parts(bars: Mapping[str, Mapping[str, float]], unit: str, limit: float = 0.0) -> Axes:
-    """Stacked horizontal bars: label -> {part: value in `unit`}, with the total (of the dotted limit) at the end."""
-    ax = axes((WIDTH, 1.3 + 0.5 * len(bars)))
-    longest = max(limit, *(sum(parts.values()) for parts in bars.values()))
-    if limit:
-        ax.axvline(limit, linestyle=":", color=COLORS["limit"])
-    for label, parts in bars.items():
-        left = 0.0
-        for name, value in parts.items():
-            ax.barh(label, value, left=left, color=COLORS[name], height=0.7)
-            if value >= 0.09 * longest:  # wide enough for a label
-                ax.text(left + value / 2, label, f"{value:.3g}", color=PAPER, ha="center", va="center")
-            left += value
-        end = limit if 0 <= limit - left < 0.08 * longest else left  # the total must not cover the dotted line
-        total = f"{left:.3g}" + (f" of {limit:.3g}" if limit else "")
-        ax.text(end + 0.01 * longest, label, total, color=INK, va="center", bbox=LIFTED)
-    ax.set(xlabel=unit, xlim=(0, (1.25 if limit else 1.14) * longest))
-    return with_bar_legend(ax, {name: COLORS[name] for parts in bars.values() for name in parts})
-
-
-def with_bar_legend(ax: Axes, colors: Mapping[str, str]) -> Axes:
-    """Order horizontal bars from the top down and add a legend {meaning of a colour: colour}."""
-    handles = [Patch(color=color, label=name) for name, color in colors.items()]
-    ax.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=min(4, len(handles)))
-    ax.grid(axis="y", visible=False)
-    ax.invert_yaxis()
     return ax
 
 

@@ -3,9 +3,10 @@
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
+from matplotlib.patches import Patch
 
 from lessons_lib.caches.sizes import kv_bytes, requests_that_fit
-from lessons_lib.course.figures import plot_parts
+from lessons_lib.course.figures import COLORS, INK, LIFTED, PAPER, WIDTH, axes
 from lessons_lib.course.widgets import Slider, show
 from lessons_lib.measure.config import CONFIGS, ELEMENT_BYTES, ModelConfig
 from lessons_lib.measure.cost import cache_element_bytes
@@ -36,6 +37,28 @@ def fit(shape: ModelConfig, dtype: str, batch: int, context: int, memory: float)
     return Fit(weights, cache, requests_that_fit(memory, weights, shape, context, element))
 
 
+def plot_memory(label: str, parts: dict[str, float], memory: float) -> Axes:
+    """One horizontal bar, stacked from parts in GB, against the memory; its total stands at the end."""
+    ax, total = axes((WIDTH, 1.8)), sum(parts.values())
+    longest = max(memory, total)
+    ax.axvline(memory, linestyle=":", color=COLORS["limit"])
+    left = 0.0
+    for name, value in parts.items():
+        ax.barh(label, value, left=left, color=COLORS[name], height=0.7)
+        if value >= 0.09 * longest:  # wide enough for a label
+            ax.text(left + value / 2, label, f"{value:.3g}", color=PAPER, ha="center", va="center")
+        left += value
+    end = memory if 0 <= memory - total < 0.08 * longest else total  # the total must not cover the dotted line
+    said = f"{total:.3g} of {memory:.3g}"
+    ax.text(end + 0.01 * longest, label, said, color=INK, va="center", bbox=LIFTED)
+    ax.set(xlabel="GB (dotted: the memory)", xlim=(0, 1.25 * longest))
+    handles = [Patch(color=COLORS[name], label=name) for name in parts]
+    ax.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
+    ax.grid(axis="y", visible=False)
+    ax.invert_yaxis()
+    return ax
+
+
 def draw_kv_cache(model: str, dtype: str, batch: int, context: int, memory: int) -> tuple[Axes, str]:
     """Weights and cache of this batch as one bar, against the memory (GB, dotted)."""
     shape = CONFIGS[model]
@@ -43,8 +66,7 @@ def draw_kv_cache(model: str, dtype: str, batch: int, context: int, memory: int)
     need = fit(shape, dtype, batch, held, memory * GB)
     verdict = "fits" if need.weights + need.cache <= memory * GB else "does not fit"
     label = f"{batch} × {held:,}\ntokens" + ("\n(the model's most)" if held < context else "")
-    parts = {"weights": need.weights / GB, "KV cache": need.cache / GB}
-    ax = plot_parts({label: parts}, "GB (dotted: the memory)", limit=memory)
+    ax = plot_memory(label, {"weights": need.weights / GB, "KV cache": need.cache / GB}, memory)
     count = f"{need.requests:,} request{'' if need.requests == 1 else 's'}"
     ax.set_title(f"{model} in {dtype} on {memory} GB: room for {count} of {held:,} tokens", fontsize=11, pad=32)
     cut = f", the model's most and less than {context:,}," if held < context else ""

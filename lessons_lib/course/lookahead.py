@@ -79,8 +79,11 @@ def lookahead_mask(W: int, N: int, G: int) -> tuple[Tensor, list[str], list[int]
     return allow, ["root", *ngrams, *window], [0, *tree.depths, *behind]
 
 
-def plot_branch_mask(W: int, N: int, G: int) -> Axes:
-    """The mask of one lookahead step; rows are labelled with their offset from the root. W, N, G: as in Lookahead."""
+def draw_lookahead(v: WidthCurve, W: int, N: int, G: int) -> tuple[Axes, str]:
+    """The mask of a step, rows labelled with their offset from the root.
+
+    The title shows the step's width, and the tokens per step from which it pays.
+    """
     allow, names, offsets = lookahead_mask(W, N, G)
     kinds = [1, *[2] * (G * (N - 1)), *[3] * (W * (N - 1) - 1)]  # kind of the key token
     colors = {"root": INK, "n-grams to verify": COLORS["accepted"], "window": COLORS["lookahead"]}
@@ -89,14 +92,8 @@ def plot_branch_mask(W: int, N: int, G: int) -> Axes:
     ax.set(xlabel="may look at", ylabel="token, and where it stands")
     patches = [Patch(color=color, label=name) for name, color in colors.items()]
     ax.legend(handles=patches, loc="upper right", fontsize=SMALL)
-    return ax
-
-
-def draw_lookahead(v: WidthCurve, W: int, N: int, G: int) -> tuple[Axes, str]:
-    """The mask of a step; the title shows its width and the tokens per step from which it pays."""
     fed = (W + G) * (N - 1)  # n-grams without a common prefix, root included
     size, price = f"{fed} tokens fed, at most {N} committed", f"pays above {width_cost(v)(fed):.2f} tokens a step"
-    ax = plot_branch_mask(W, N, G)
     ax.set_title(f"{size}\n{price}", fontsize=FONT_SIZE)
     return ax, (
         f"Mask of a lookahead step with W={W}, N={N}, G={G}: {size}; {price}. Each n-gram sees itself and "

@@ -135,11 +135,6 @@ def names() -> list[str]:
     return list(dict.fromkeys(name_of(*setting) for setting in product(FORMATS, BITS, GROUPS)))
 
 
-def moved(shape: ModelConfig, name: str) -> float:
-    """Bytes of weights that a step reads, with the layers in this format and the head in int8."""
-    return step_bytes(shape, name, "int8")
-
-
 def draw_quantization(
     weight: Tensor,
     shape: ModelConfig,
@@ -151,7 +146,7 @@ def draw_quantization(
 ) -> tuple[Figure, str]:
     """Values and errors; the title shows bits per weight, error, perplexity, bytes and predicted tokens per second."""
     name = name_of(format, bits, group)
-    rounded, read = round_trip(weight, name), moved(shape, name)
+    rounded, read = round_trip(weight, name), step_bytes(shape, name, "int8")  # the head in int8
     error = f"{name}: {bits_of(name, weight.shape[1]):.2f} bits a weight, error {relative_error(weight, rounded):.2%},"
     quality = "perplexity not measured"
     if name in perplexities:

@@ -46,7 +46,6 @@ def rows(**columns):
 
 COPIES = [("I say ", "model"), ("what you said, ", "prompt"), ("again $x$", "answer")]
 DRAFTED = assisted.Drafted([1, 2, 3, 4, 5, 6], [2, 3, 9, 5, 6])
-LENGTHS = rows(gamma=(1, 2, 4), predicted=(1.2, 1.5, 1.1), counted=(1.1, 1.4, 1))
 RUNGS = [
     {"configuration": "slow", "speed": 10.0, "predicted": 12.0},
     {"configuration": "fast", "speed": 40.0, "below": "slow", "predicted": 50.0},
@@ -68,20 +67,15 @@ TRAINING = [{"step": 1, "loss": 9}, {"step": 2, "loss": 7, "held_loss": 8, "top1
 
 PLOTS = {
     "shared: width curve": lambda: figures.plot_width_curve({"decoder": CURVE, "compiled": CURVE}),
-    "shared: parts": lambda: figures.plot_parts(
-        {"eager": {"matmuls": 30.0, "attention": 6.0, "the rest": 0.5}, "compiled": {"matmuls": 9.0}},
-        "ms", 40),
     "shared: lines": lambda: figures.plot_lines(
         [{"label": n, "x": x, "y": x + i} for i, n in enumerate("ab") for x in (1, 8)], "x", "y", "log"),
-    "04 tiles": lambda: attention.plot_tiles(8, 8, 2, 2),
-    "04 many tiles": lambda: attention.plot_tiles(64, 64, 1, 1),
+    "04 many tiles": lambda: attention.plot_tiles(64, 1, 1),
     "06 overlap": lambda: assisted.plot_overlap([0.5, 0.3, 0.2], [0.2, 0.5, 0.3], "abc"),
-    "06 draft length": lambda: assisted.plot_draft_length(LENGTHS, chosen=2),
     "06 when it pays": lambda: assisted.plot_pays(
         {"here": [(0.5, 0.9), (0.25, 0.4)], "nowhere": [(0.5, 2.0)]}, [("ours", 0.1, 0.7), ("other", 0.1, 0.71)]),
     "07 spans": lambda: prompt_lookup.plot_spans(COPIES),
     "08 trajectory": lambda: lookahead.plot_trajectory([[5, 5, 4, 5], [0, 2, 2, 2], [0, 1, 0, 6], [0, 1, 4, 6]]),
-    "08 wide mask": lambda: lookahead.plot_branch_mask(8, 6, 5),
+    "08 wide mask": lambda: lookahead.draw_lookahead(WIDTHS, 8, 6, 5)[0],
     "09 tree and mask": lambda: medusa.plot_tree_and_mask(TreeShape.of(SIX)),
     "09 large tree": lambda: medusa.plot_tree_and_mask(regular(41)),
     "09 no tree": lambda: medusa.plot_tree_and_mask(TreeShape.of([])),
@@ -150,10 +144,10 @@ def test_a_widget_is_stored_as_still_figures_whose_text_can_be_read_and_whose_al
 
 
 def test_the_tiles_drawn_are_those_that_attention_loads():
-    for T, S, block_q, block_k in [(12, 12, 2, 3), (6, 18, 3, 3), (12, 6, 2, 2)]:
-        memory, x = Memory(), torch.zeros(1, S, 4)
-        tiled(torch.zeros(1, T, 4), x, x, block_q, block_k, causal=True, memory=memory)
-        states = attention.tile_states(T, S, block_q, block_k)
+    for T, block_q, block_k in [(12, 2, 3), (18, 3, 3), (12, 4, 2)]:
+        memory, x = Memory(), torch.zeros(1, T, 4)
+        tiled(x, x, x, block_q, block_k, causal=True, memory=memory)
+        states = attention.tile_states(T, block_q, block_k)
         visited = sum(state != attention.SKIPPED for row in states for state in row)
         assert memory.read == T * 4 + visited * 2 * block_k * 4
 
