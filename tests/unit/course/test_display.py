@@ -39,15 +39,6 @@ def test_live_a_figure_is_an_image_tag_with_escaped_alt_text(shown, monkeypatch)
     assert 'src="data:image/png;base64,' in data["text/html"]
 
 
-def test_both_forms_are_valid_notebook_outputs(shown, monkeypatch):
-    for batch in ("0", "1"):
-        monkeypatch.setenv("LESSONS_LIB_BATCH", batch)
-        display(axes(), "empty axes")
-        data, metadata = shown.pop()
-        cell = nbformat.v4.new_code_cell(outputs=[nbformat.v4.new_output("display_data", data, metadata=metadata)])
-        nbformat.validate(nbformat.v4.new_notebook(cells=[cell]))
-
-
 def test_a_figure_needs_an_alt_text(shown):
     with pytest.raises(ValueError, match="alt"):
         display(axes(), "")
