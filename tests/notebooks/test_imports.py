@@ -41,20 +41,12 @@ def test_every_name_that_a_lesson_or_a_page_imports_exists(path):
 
 
 def test_imports_of_every_form_are_seen():
-    text = """
-from lessons_lib import a, b as c  # d
-    from lessons_lib.x import (
-        e,  # f
-        g,
-    )
-"""
-    assert imported(text) == [
+    code = "from lessons_lib import a, b as c  # d\n    from lessons_lib.x import (\n    e,  # f\n    g,\n)"
+    assert imported(code) == [
         ("lessons_lib", "a"),
         ("lessons_lib", "b"),
         ("lessons_lib.x", "e"),
         ("lessons_lib.x", "g"),
     ]
-    assert imported("`h(1)` from `lessons_lib.y`; `i = j(2)` from\n`lessons_lib`") == [
-        ("lessons_lib.y", "h"),
-        ("lessons_lib", "j"),
-    ]
+    sentence = "`h(1)` from `lessons_lib.y`; `i = j(2)` from\n`lessons_lib`"
+    assert imported(sentence) == [("lessons_lib.y", "h"), ("lessons_lib", "j")]
