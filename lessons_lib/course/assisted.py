@@ -167,7 +167,7 @@ def show_draft_length(
     c, v: cost of a draft pass and width curve, as in measure.cost. decode: ids -> text. gamma: initial value, rounded
     down to one of GAMMAS.
     """
-    start = max((g for g in GAMMAS if g <= gamma), default=GAMMAS[0])
+    start = max(g for g in GAMMAS if g <= gamma)
     controls = {
         "kind": Slider("text", tuple(texts), next(iter(texts))),
         "gamma": Slider("drafted per step", GAMMAS, start, "tokens"),

@@ -51,13 +51,13 @@ def plot_rounding(x: Tensor, rounded: Tensor) -> Figure:
     figure, (upper, lower) = plt.subplots(2, 1, figsize=(WIDTH, 5.6), layout="compressed")
     stride = max(1, x.numel() // 200_000)  # more values are subsampled for drawing
     x, rounded = (part.detach().flatten()[::stride].float().cpu() for part in (x, rounded))
-    most = float(x.abs().quantile(0.999)) or 1.0
+    most = float(x.abs().quantile(0.999))
     upper.hist(x.tolist(), 80, range=(-most, most), color=tint(BLUE, 0.45), label="as they were")
     upper.hist(rounded.tolist(), 80, range=(-most, most), histtype="step", color=ORANGE, label="rounded")
     upper.set(xlabel="value", ylabel="weights")
     upper.legend(fontsize=9)
     errors = rounded - x
-    wide = float(errors.abs().max()) or 1e-12
+    wide = float(errors.abs().max())
     lower.hist(errors.tolist(), 80, range=(-wide, wide), color=ORANGE)
     lower.set(xlabel="error")
     lower.ticklabel_format(axis="x", style="sci", scilimits=(-3, 3))

@@ -83,7 +83,6 @@ PLOTS = {
     "09 accuracies": lambda: medusa.plot_head_accuracies([[0.5, 0.25, 0.125], [0.25, 0.125]]),
     "10 levels": lambda: quantization.plot_levels({"three": [-1, 0, 1], "five": [-1, -0.5, 0, 0.5, 1]}),
     "10 rounding": lambda: quantization.plot_rounding(NORMAL, NORMAL.round()),
-    "10 nothing rounded": lambda: quantization.plot_rounding(torch.ones(10), torch.ones(10)),
     "10 dots": lambda: quantization.plot_dots(
         [{"label": n, "method": m, "dB": i + 10 * j} for i, n in enumerate("ab") for j, m in enumerate("xy")], "dB"),
     "10 groups": lambda: quantization.plot_groups(

@@ -69,10 +69,7 @@ def test_an_unknown_exercise_names_those_that_exist():
     [
         (0.1 + 0.2, 0.3, True),
         (1.01, 1.0, False),
-        (True, 1, True),
-        ("ab", "ab", True),
         ("ab", ["a", "b"], False),
-        (None, 0, False),
         ([1, (2.0, 3)], [1, [2, 3]], True),
         ([1, 2], [1, 2, 3], False),
         (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0 + 1e-8]), True),
@@ -82,7 +79,6 @@ def test_an_unknown_exercise_names_those_that_exist():
         (torch.tensor([True, False]), torch.tensor([True, False]), True),
         (torch.tensor([1.0, 0.0]), torch.tensor([True, False]), False),
         ({"a": 0.1 + 0.2, "b": 1}, {"b": 1, "a": 0.3}, True),
-        ({"a": 1}, {"a": 2}, False),
         ({"a": 1}, {"b": 1}, False),
         ([1], {"a": 1}, False),
         (float("nan"), 1.0, False),
