@@ -27,9 +27,9 @@ from lessons_lib.models.hub import LanguageModel
 from lessons_lib.models.store import ModelUnavailable
 
 
-def shared_parameters(count: int, width: int, blocks: int = 1, root_rank: int = 0) -> int:
-    """Parameters of `count` heads that share the model's LM head: K (R (D^2 + D) + 2 r D)."""
-    return count * (blocks * (width**2 + width) + 2 * root_rank * width)
+def shared_parameters(count: int, width: int) -> int:
+    """Parameters of `count` heads of one block that share the model's LM head: K (D^2 + D)."""
+    return count * (width**2 + width)
 
 
 def own_parameters(count: int, width: int, vocab_size: int) -> int:
@@ -100,26 +100,6 @@ class MedusaHeads(nn.Module):
         """Number of tokens that the heads score."""
         return len(self.rows)
 
-    def states(self, final: Tensor, count: int | None = None, chosen: Sequence[int] | Tensor | None = None) -> Tensor:
-        """States after the first `count` heads' blocks: (T, D) after the final norm -> (T, K, D).
-
-        Arguments as `forward`.
-        """
-        if self.root_readers:
-            if chosen is None:
-                raise ValueError(
-                    "these heads also read the tokens that were chosen from the states; give chosen=, (T,) ids"
-                )
-            root = self.lm_head[torch.as_tensor(chosen, device=self.lm_head.device)]
-            root = F.rms_norm(root, (self.width,))
-        states = []
-        for k, (first, *rest) in enumerate(self.stacks[:count]):
-            x = first(final, self.root_readers[k](root) if self.root_readers else 0.0)
-            for block in rest:
-                x = block(x)
-            states.append(x)
-        return torch.stack(states, dim=1)
-
     def forward(self, final: Tensor, count: int | None = None, chosen: Sequence[int] | Tensor | None = None) -> Tensor:
         """Logits of the first `count` heads (None: all): (T, D) after the final norm -> (T, K, V).
 
@@ -139,7 +119,20 @@ class MedusaHeads(nn.Module):
 
     def scores(self, final: Tensor, count: int | None = None, chosen=None) -> Tensor:
         """As `forward`, but logits of the scored tokens only, in the order of `kept`: (T, K, scored)."""
-        return F.linear(self.states(final, count, chosen), self.rows)
+        if self.root_readers:
+            if chosen is None:
+                raise ValueError(
+                    "these heads also read the tokens that were chosen from the states; give chosen=, (T,) ids"
+                )
+            root = self.lm_head[torch.as_tensor(chosen, device=self.lm_head.device)]
+            root = F.rms_norm(root, (self.width,))
+        states = []
+        for k, (first, *rest) in enumerate(self.stacks[:count]):
+            x = first(final, self.root_readers[k](root) if self.root_readers else 0.0)
+            for block in rest:
+                x = block(x)
+            states.append(x)
+        return F.linear(torch.stack(states, dim=1), self.rows)
 
 
 class Medusa(Proposer):

@@ -96,10 +96,9 @@ def test_what_begins_at_random_begins_alike_every_time_and_differs_between_heads
     assert not torch.equal(once.root_readers[0][0].weight, once.root_readers[1][0].weight)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_parameters_are_as_many_as_the_formula_says(form):
-    heads = MedusaHeads(torch.zeros(97, 32), 3, **form)
-    assert sum(weight.numel() for weight in heads.parameters()) == shared_parameters(3, 32, **form)
+def test_parameters_are_as_many_as_the_formula_says():
+    heads = MedusaHeads(torch.zeros(97, 32), 3)
+    assert sum(weight.numel() for weight in heads.parameters()) == shared_parameters(3, 32)
 
 
 @pytest.mark.parametrize("width, vocab_size, published", [
@@ -164,17 +163,6 @@ def test_trimmed_heads_come_back_trimmed(tmp_path):
     back = load_heads(tmp_path, of)
     assert back.kept.tolist() == [3, 5, 96] and back.rows.dtype == torch.float64 and read_card(tmp_path)["kept"] == 3
     assert set(back.top_tokens(torch.ones(2, 32).double(), 3).flatten().tolist()) == {3, 5, 96}
-
-
-@pytest.mark.parametrize("root_rank", [0, 128])
-def test_four_heads_of_the_default_model_take_less_than_4_mb(tmp_path, root_rank):
-    with torch.device("meta"):
-        lm_head = torch.empty(49_152, 576)
-    heads = MedusaHeads(lm_head, 4, root_rank=root_rank).to_empty(device="cpu")
-    heads.trim(torch.arange(16_384))
-    save_heads(heads, tmp_path, "smollm2-135m")
-    size = (tmp_path / trained.WEIGHTS).stat().st_size
-    assert 2 * shared_parameters(4, 576, 1, root_rank) < size < 4e6
 
 
 @pytest.mark.parametrize("other, count, said", [
