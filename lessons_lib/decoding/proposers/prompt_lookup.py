@@ -11,7 +11,7 @@ from lessons_lib.decoding.checks import check_integers
 from lessons_lib.decoding.draft_tree import DraftTree
 from lessons_lib.decoding.probing import agreed
 from lessons_lib.decoding.proposers import Proposer
-from lessons_lib.decoding.proposers.draft_length import Confidence, DraftLength
+from lessons_lib.decoding.proposers.draft_length import DraftLength
 
 RULES = ("recent", "transformers", "original")
 UNDECIDED, MEMORY = 0.5, 4  # initial hit rate; the running mean covers about 4 drafts
@@ -80,9 +80,9 @@ class PromptLookup(Proposer):
             raise ValueError(f"min_hit_rate is a share between 0 and 1, not {min_hit_rate}")
         self.num_tokens, self.max_ngram = num_tokens, max_ngram
         self.rule, self.min_hit_rate = rule, min_hit_rate
-        self.lengths = None if length is None else [_schedule(length) for _ in range(max_ngram + 1)]
-        if any(isinstance(schedule, Confidence) for schedule in self.lengths or ()):
-            raise ValueError("prompt lookup has no probabilities to stop at; use another schedule than Confidence")
+        if length is not None and not callable(length):
+            raise TypeError("length must be a function that makes a schedule, such as lambda: Constant(5)")
+        self.lengths = None if length is None else [length() for _ in range(max_ngram + 1)]
 
     def reset(self, target, prompt: Sequence[int]) -> None:
         """Start a new text. Schedules from `length` may carry their estimates over."""
@@ -137,13 +137,3 @@ class PromptLookup(Proposer):
             whole = len(draft) == self.num_tokens and start < len(self.text.tokens) - n
             return draft if whole else []  # too short; a later occurrence would be even shorter
         return (draft * self.num_tokens)[: self.num_tokens] if self.rule == "recent" else draft
-
-
-def _schedule(length: Callable[[], DraftLength]) -> DraftLength:
-    """Call `length` and return its DraftLength. Raises TypeError if it is not a function that makes one."""
-    made = length() if callable(length) else length
-    if made is length or not isinstance(made, DraftLength):
-        raise TypeError(
-            f"length must be a function that makes a schedule, such as lambda: Constant(5), not {type(made).__name__}"
-        )
-    return made

@@ -4,13 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import examples
-from support.proposers import Forgetful, drafted
+from support.proposers import drafted
 from support.toys import choosing, whimsical
 
 from lessons_lib import PromptLookup, generate
 from lessons_lib.decoding.generate import tokens_per_pass
-from lessons_lib.decoding.proposers.draft_length import Confidence, Constant, DraftLength
-from lessons_lib.measure.cost import padded_cost
+from lessons_lib.decoding.proposers.draft_length import Constant, DraftLength
 
 
 def draft(ids, eos=(), **options) -> list[int]:
@@ -170,18 +169,6 @@ def test_only_the_rule_of_our_own_gates_unless_asked_otherwise(rule, gates):
         assert proposed(proposer, ids, 5) is not expected
 
 
-def test_what_was_learned_of_a_text_is_forgotten_with_it():
-    proposer = PromptLookup(min_hit_rate=0.3)
-    for _ in range(2):
-        ids = [2, 3, 8, 2]
-        proposer.reset(choosing(len, 100), ids)
-        spoken = []
-        for following in (9, 5, 7):  # 2 was followed by 3, by 9, by 5: all wrong
-            spoken.append(proposed(proposer, ids, following))
-            ids.append(2)
-        assert spoken == [True, True, False]
-
-
 class Listening(DraftLength):
     """A schedule that says the same at every step and keeps what it observes."""
 
@@ -220,38 +207,17 @@ def test_a_schedule_says_how_much_of_a_copy_is_proposed_and_hears_how_much_was_a
     assert all(schedule.resets == 1 for schedule in made)
 
 
-def test_no_more_is_examined_than_was_drafted_or_committed():
-    schedules = []
+@pytest.mark.parametrize("new, room, heard", [
+    ([2, 3, 4, 5], 3, (3, 3, 3)),  # no more is checked than was drafted
+    ([2], 3, (3, 1, 1)),  # or committed
+    ([2, 3, 9], 2, (2, 3, 2)),  # and no more was proposed than there was room for
+])  # fmt: skip
+def test_what_a_schedule_hears_of_a_draft_by_hand(new, room, heard):
+    schedules, ids = [], [1, 2, 3, 4, 5, 1]
     proposer = PromptLookup(3, 1, length=lambda: schedules.append(Listening(3)) or schedules[-1])
-    for new, heard in (([2, 3, 4, 5], (3, 3, 3)), ([2], (3, 1, 1))):
-        ids = [1, 2, 3, 4, 5, 1]
-        proposer.reset(choosing(len, 100), ids)
-        step_of(proposer, ids, new)
-        assert schedules[1].heard[-1] == heard
-
-
-def test_a_schedule_hears_of_no_more_than_there_was_room_for():
-    schedules = []
-    proposer = PromptLookup(4, 1, length=lambda: schedules.append(Listening(4)) or schedules[-1])
-    proposer.reset(choosing(len, 100), ids := [1, 2, 3, 4, 5, 1])
-    tree = drafted(proposer, ids, max_depth=2)
-    assert tree.tokens == [2, 3]
-    proposer.observe(tree, [0, 1], [2, 3, 9], None)
-    assert schedules[1].heard == [(2, 3, 2)]
-
-
-def test_by_predicted_speed_a_miss_is_proposed_no_more_and_a_copy_at_length():
-    v = padded_cost({1: 1.0, 5: 1.5, 11: 2.0})
-    proposer = PromptLookup(10, 1, length=lambda: Forgetful(0, v, most=10, probe_every=None))
-    proposer.reset(choosing(len, 100), ids := [*range(1, 20), 0])
-    given = []
-    for token in range(30, 42):  # what follows a 0 is new each time
-        given.append(len(step_of(proposer, ids, [token])))
-        ids += [0]
-    assert given[0] == 0 and 4 in given and given[-1] == 0  # nothing came before the first 0
-    ids += [1]
-    given = [len(step_of(proposer, ids, [ids[-1] + 1])) for _ in range(17)]  # a copy, at first gated
-    assert given[0] == 0 and given[-1] == 10
+    proposer.reset(choosing(len, 100), ids)
+    proposer.observe(drafted(proposer, ids, max_depth=room), [], new, None)
+    assert schedules[1].heard == [heard]
 
 
 @pytest.mark.parametrize("bad, error, said", [
@@ -260,10 +226,8 @@ def test_by_predicted_speed_a_miss_is_proposed_no_more_and_a_copy_at_length():
     (dict(num_tokens=0), ValueError, "num_tokens >= 1"),
     (dict(max_ngram=0), ValueError, "max_ngram >= 1"),
     (dict(min_hit_rate=1.5), ValueError, "between 0 and 1"),
-    (dict(length=Confidence), ValueError, "no probabilities to stop at"),
     (dict(num_tokens=2.5), TypeError, "num_tokens must be an integer"),
     (dict(length=Constant(2)), TypeError, "a function that makes a schedule"),
-    (dict(length=lambda: 5), TypeError, "a function that makes a schedule"),
 ])  # fmt: skip
 def test_impossible_settings_are_refused(bad, error, said):
     with pytest.raises(error, match=said):
