@@ -22,11 +22,6 @@ def played(schedule: DraftLength, alpha: float, steps: int) -> list[int]:
     return lengths
 
 
-def test_constant_stays():
-    assert played(Constant(3), 0.5, 5) == [3] * 5
-    assert Constant(3).goes_on(0.0)
-
-
 def test_confidence_stops_below_the_threshold():
     schedule = Confidence(gamma=7, threshold=0.4)
     assert schedule.next() == 7
@@ -90,11 +85,10 @@ def test_adaptive_goes_on_drafting_while_stopping_may_be_a_mistake(monkeypatch):
     assert schedule.expected_alpha < 0.3 and schedule.next() == 0
 
 
-@pytest.mark.parametrize("alphas", [(0.5,), (0.7,), (0.35, 0.5, 0.65)], ids=str)
-def test_adaptive_loses_little_on_the_best_fixed_length_of_each_kind(alphas):
+def test_adaptive_loses_little_on_the_best_fixed_length_of_each_kind():
     """Texts of 128 tokens, kinds in turn: what each kind takes against the best constant in hindsight."""
-    rng = random.Random(1)
-    texts = [(alpha, [rng.random() < alpha for _ in range(128)]) for alpha in alphas * (24 // len(alphas))]
+    rng, alphas = random.Random(1), (0.35, 0.5, 0.65)
+    texts = [(alpha, [rng.random() < alpha for _ in range(128)]) for alpha in alphas * 8]
     v = {width: width_cost(CURVE)(width) for width in range(1, 18)}.get
     schedule, speeds = Adaptive(0.1, v), {}
     steps = [(alpha, replay_draft(text, schedule)) for alpha, text in texts]
@@ -117,14 +111,6 @@ def test_adaptive_loses_little_on_the_best_fixed_length_of_each_kind(alphas):
 def test_impossible_settings_are_refused(make, said):
     with pytest.raises(ValueError, match=said):
         make()
-
-
-def test_adaptive_counts_steps_without_a_draft_from_the_last_draft_on():
-    schedule = Adaptive(0.3, CURVE, probe_every=4)
-    schedule._best = lambda percent: 3
-    assert schedule.next() == 3
-    schedule._best = lambda percent: 0
-    assert [schedule.next() for _ in range(8)] == [0, 0, 0, 1, 0, 0, 0, 1]
 
 
 def test_where_evidence_comes_without_drafting_a_stop_needs_no_probes():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.oracle import PROMPT, N
 from support.proposers import Forgetful, drafted
-from support.targets import assert_holds, decoder_target
+from support.targets import decoder_target
 from torch import nn
 
 from lessons_lib import EarlyExit, Greedy, Sampling, generate
@@ -97,18 +97,6 @@ def test_after_the_last_layer_everything_is_accepted(target, plain):
         assert all(s.accepted == s.proposed for s in out.stats)
 
 
-def test_a_sequence_whose_cache_was_lost_goes_on_from_its_ids(target, plain):
-    """As after a preemption: the text so far is uncomputed again, and goes through the early layers with the draft."""
-    seq = new_sequence(target, PROMPT, EarlyExit(3, 4), Greedy(), N)
-    with torch.no_grad():
-        while seq.finish_reason is None:
-            step(target, [seq])
-            if len(seq.stats) in (2, 5):
-                seq.cache, seq.num_computed_tokens = target.new_cache(0), 0
-    assert seq.output_ids == plain
-    assert max(s.num_input_tokens for s in seq.stats[1:]) > len(PROMPT) + 4  # once with draft tokens behind the text
-
-
 def test_nothing_is_drafted_after_an_end_token(plain):
     target = decoder_target(tiny(LAYERS), eos=(plain[3],))
     out = generate(target, PROMPT, EarlyExit(LAYERS, 8), max_new_tokens=N)
@@ -142,13 +130,6 @@ def test_verification_runs_only_the_later_layers_over_the_root_and_the_draft(tar
     assert rows == [[1] * (gamma + 1)] * exit_layer + [[gamma + 1]] * late
 
 
-def test_a_step_without_a_draft_is_a_plain_one(target, monkeypatch):
-    rows = rows_of_layers(target, monkeypatch)
-    out = generate(target, PROMPT, EarlyExit(2, Always(0)), max_new_tokens=4)
-    assert rows == [[len(PROMPT), 1, 1, 1]] * LAYERS
-    assert [s.proposed for s in out.stats] == [0] * 4
-
-
 class Watched(EarlyExit):
     """Notes the committed text, the draft and the logits of every step."""
 
@@ -172,16 +153,6 @@ def test_logits_of_the_later_layers_are_those_of_one_pass_over_the_text(target, 
     for ids, draft, logits, _ in proposer.steps:
         expected = target.decoder.read([*ids, *draft])[len(ids) - 1 :]
         torch.testing.assert_close(logits, expected, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("exit_layer", EXITS)
-def test_after_every_step_all_layers_hold_the_committed_text(target, exit_layer):
-    seq = new_sequence(target, PROMPT, EarlyExit(exit_layer, 4), Greedy(), N)
-    with torch.no_grad():
-        while seq.finish_reason is None:
-            step(target, [seq])
-            assert {seq.cache.length(layer) for layer in range(LAYERS)} == {len(seq.ids) - 1}
-            assert_holds(seq.cache, seq.ids[:-1], target)
 
 
 def test_sequences_with_different_exits_beside_prompts_and_plain_ones_decode_as_if_alone(target):
@@ -259,11 +230,13 @@ class Exits(EarlyExit):
         self.taken += [self.exit_layer] if tree.tokens else []
 
 
-def test_a_step_may_draft_from_another_exit_than_the_one_before_it(target, plain):
-    proposer = Exits({layer: Forgetful(0.05, most=3) for layer in (1, 2, 3)})
-    out = generate(target, PROMPT, proposer, max_new_tokens=N)
-    assert out.ids == plain
-    assert len(set(proposer.taken)) > 1  # else this tests nothing new
+def test_steps_draft_from_different_exits_and_one_that_was_wrong_is_tried_again_later(target):
+    """The first exit is rarely right, and so cheap that it is worth another try once its bad record has aged."""
+    proposer = Exits({1: Forgetful(0.01, most=2), LAYERS: Forgetful(0.3, most=2)})
+    out = generate(target, PROMPT, proposer, max_new_tokens=90)
+    assert out.ids == generate(target, PROMPT, max_new_tokens=90).ids
+    first, *later = [i for i, layer in enumerate(proposer.taken) if layer == 1]
+    assert any(LAYERS in proposer.taken[first:i] for i in later)
 
 
 @pytest.mark.parametrize("cost, best", [(0.1, LAYERS), (0.95, 1)])
@@ -279,14 +252,6 @@ def test_only_the_schedule_of_the_exit_that_drafted_learns(target):
     schedules = {1: Adaptive(0.9, most=2), LAYERS: Adaptive(0.01, most=2)}
     generate(target, PROMPT, EarlyExit(schedules), max_new_tokens=N)
     assert schedules[1].alpha == pytest.approx(0.7) and schedules[LAYERS].alpha > 0.75
-
-
-def test_an_exit_that_was_wrong_is_tried_again_later(target):
-    """The first exit is rarely right, and so cheap that it is worth another try once its bad record has aged."""
-    proposer = Exits({1: Forgetful(0.01, most=2), LAYERS: Forgetful(0.3, most=2)})
-    generate(target, PROMPT, proposer, max_new_tokens=90)
-    first, *later = [i for i, layer in enumerate(proposer.taken) if layer == 1]
-    assert any(LAYERS in proposer.taken[first:i] for i in later)
 
 
 # what is drafted

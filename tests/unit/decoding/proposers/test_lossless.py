@@ -368,19 +368,6 @@ def test_sequences_of_any_family_write_the_greedy_text_up_to_its_end_or_their_bu
     assert any(not step.proposed for seq in seqs for step in seq.stats[1:])  # and some drafts were empty
 
 
-@in_any_family
-def test_sampled_sequences_of_any_family_end_in_common_steps_where_they_end_alone(family, kind):
-    target = stopping(family, kind)
-    make = lambda: token_only_sequences(family, target, Sampling(0.8))  # noqa: E731
-    together, alone = finish(target, make()), [finish(target, [seq])[0] for seq in make()]
-    assert [seq.output_ids for seq in together] == [seq.output_ids for seq in alone]
-    for seq in together:
-        ended = seq.output_ids[-1] in target.eos
-        assert seq.finish_reason == ("eos" if ended else "length") and not {*seq.output_ids[:-1]} & {*target.eos}
-        assert ended or len(seq.output_ids) == seq.max_tokens
-    assert {seq.finish_reason for seq in together} == {"eos", "length"}
-
-
 @sampled
 @in_any_family
 @pytest.mark.parametrize("budgets", [(1, 3), (2,)], ids=str)

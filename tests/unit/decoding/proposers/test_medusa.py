@@ -10,14 +10,12 @@ from hypothesis import strategies as st
 from support.distributions import correction_from_p, distribution_of, far_from, random_distribution, seeded
 from support.examples import examples
 from support.heads import OpenToy, heads_of, random_heads
-from support.oracle import exact
 from support.proposers import drafted
 from support.targets import decoder_target, targets
 
-from lessons_lib import Greedy, Medusa, generate
+from lessons_lib import Medusa, generate
 from lessons_lib.decoding import sampling
-from lessons_lib.decoding.draft_tree import ROOT, DraftTree, ModelOutput, plain_input
-from lessons_lib.decoding.generate import new_sequence, step
+from lessons_lib.decoding.draft_tree import ROOT, DraftTree, ModelOutput
 from lessons_lib.decoding.proposers.medusa import MedusaHeads
 from lessons_lib.decoding.proposers.tree_shape import regular
 from lessons_lib.decoding.targets import Unsupported
@@ -146,30 +144,6 @@ def test_heads_that_know_the_text_commit_one_token_more_than_there_are_heads(net
     out = generate(network, PROMPT, Told(AllKnowing(PROMPT + greedy, count)), max_new_tokens=N)
     assert out.ids == greedy
     assert len(out.stats) == 1 + math.ceil((N - 1) / (count + 1))
-
-
-# the cache
-
-
-@targets
-def test_after_paths_with_gaps_the_next_scores_are_those_of_a_fresh_pass(network, target):
-    target, proposer = target(network), Watched(heads_of(network), EVERY_TOKEN)
-    seq = new_sequence(target, PROMPT, proposer, Greedy(), 20)
-    with exact(), torch.no_grad():
-        while seq.finish_reason is None:
-            step(target, [seq])
-            again = [logits_after(target, seq.ids, cache) for cache in (seq.cache, None)]
-            torch.testing.assert_close(*again, rtol=0, atol=1e-10)
-    assert sum(has_gaps(path) for path in proposer.paths) > 3
-
-
-def logits_after(target, ids: list[int], cache) -> torch.Tensor:
-    """What follows the text: with the row's cache, which is left as it was, or read anew."""
-    held = cache.length() if cache else 0
-    lent = cache or target.new_cache(len(ids))
-    (scores,) = target.run([plain_input(ids[held:], lent)])
-    lent.keep(held)
-    return scores.logits[0]
 
 
 # the distribution of what is sampled

@@ -147,15 +147,10 @@ def test_the_size_is_where_tokens_over_cost_is_highest():
     assert best_size(BY_HAND, v=lambda width: 1 + 0.1 * (width - 1)) == 3
     assert best_size(BY_HAND, v={1: 1.0, 2: 1.0, 3: 2.0}) == 1
     assert best_size(BY_HAND, v=lambda width: 1 + 0.1 * (width - 1), sizes=[5, 1, 2, 99]) == 2
-    assert best_size(BY_HAND, v=lambda width: float(width), sizes=[2, 1]) == 1 and best_size(BY_HAND, sizes=[99]) == 0
+    assert best_size(BY_HAND, v=lambda width: float(width), sizes=[2, 1]) == 1
     assert best_size(BY_HAND) == 3 + 3 * 2 and len(speed_by_size(BY_HAND, most=100)) == 1 + 3 + 3 * 2
-
-
-def test_a_size_to_choose_from_may_be_above_64():
+    assert best_size(BY_HAND, sizes=[99]) == best_size(BY_HAND, sizes=[]) == 0
     assert best_size([[0.6, 0.2, 0.1, 0.05]] * 4, sizes=[63, 127]) == 127
-    assert best_size(BY_HAND, sizes=[]) == 0
-
-
-def test_where_width_or_heads_cost_too_much_plain_decoding_stays():
+    # where width or heads cost too much, plain decoding stays
     assert best_size(BY_HAND, v=lambda width: float(width)) == 0
     assert best_size(BY_HAND, heads_share=0.5) > 0 == best_size(BY_HAND, heads_share=2.0)
