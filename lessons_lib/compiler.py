@@ -130,14 +130,10 @@ class Layout:
 
     def check(self, args: Sequence) -> None:
         """Raise ValueError if the arguments or weights differ from those that the code was compiled for."""
-        found = self._describe(args)
-        if found != self.tensors:
-            made_for, given = next(
-                pair for pair in zip_longest(_flat(self.tensors), _flat(found)) if pair[0] != pair[1]
-            )
+        if self._describe(args) != self.tensors:
             raise ValueError(
-                f"a compiled step was made for {_words(made_for)} and is given {_words(given)}; let the target that "
-                "runs a cache make it (`new_cache`)"
+                "a compiled step was made for tensors of other shapes, dtypes or devices; let the target that runs a "
+                "cache make it (`new_cache`)"
             )
         if self._current_addresses() != self._addresses:
             raise ValueError(
@@ -175,12 +171,6 @@ class Layout:
         return found
 
 
-def _flat(described: list) -> Iterator[tuple | str]:
-    """The tuples of all tensors, without nesting."""
-    for one in described:
-        yield from one if isinstance(one, list) else [one]
-
-
 def _describe_one(tensor: Tensor, names: Sequence[str | None], open_sizes: dict[str, int]) -> tuple:
     """(shape, strides, dtype, device) of a tensor.
 
@@ -194,14 +184,6 @@ def _describe_one(tensor: Tensor, names: Sequence[str | None], open_sizes: dict[
         for size, name in zip_longest(tensor.shape, names)
     ]
     return tuple(shape), tensor.is_contiguous(), tensor.dtype, tensor.device
-
-
-def _words(described: tuple | str | None) -> str:
-    """A tensor's description for an error message."""
-    if not isinstance(described, tuple):
-        return described or "fewer tensors"
-    shape, _, dtype, device = described
-    return f"({', '.join(map(str, shape))}) {str(dtype).removeprefix('torch.')} on {device}"
 
 
 class CompiledStep:

@@ -4,9 +4,7 @@ import os
 import re
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
@@ -17,29 +15,11 @@ from torch._inductor.utils import run_and_get_code
 
 from lessons_lib import compiler
 from lessons_lib.compiler import CompiledStep, CudaGraph, Layout
-from lessons_lib.decoding.generate import generate
-from lessons_lib.decoding.targets import CompiledTarget
-from lessons_lib.models import tiny
-from lessons_lib.models.decoder import Decoder
 from lessons_lib.quantization import W4A16Linear, quantize
 from lessons_lib.quantization.cpu.linear import PackedW8A16Linear
 from lessons_lib.quantization.cpu.pointwise import multiply_by_products
 
 pytestmark = pytest.mark.usefixtures("cold_compiler")
-
-PROMPT, N, CONTEXT = [5, 80, 3, 3, 61, 7], 12, 32
-
-
-def test_the_settings_are_restored_when_compiling_fails(monkeypatch):
-    def fail(*args):
-        assert inductor.freezing is True
-        raise RuntimeError("no kernel")
-
-    target = CompiledTarget(Decoder.from_transformers(tiny()), context=CONTEXT)
-    monkeypatch.setattr(torch, "compile", lambda step, **options: fail)
-    with pytest.raises(RuntimeError, match="no kernel"):
-        generate(target, PROMPT, max_new_tokens=N)
-    assert inductor.freezing is False
 
 
 def test_a_missing_compiler_is_found_out_by_asking_the_compilers_own_search(monkeypatch):
@@ -63,7 +43,7 @@ from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget
 from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder
 decoder = Decoder.from_transformers(tiny(1))
-target = CompiledTarget(decoder, context=32, matmul="library")
+target = CompiledTarget(decoder, context=32)
 out = generate(target, [1, 2, 3], max_new_tokens=4)
 assert " " in torch.__file__ and target.problem is None and target.compile_seconds
 assert out.ids == generate(DecoderTarget(decoder), [1, 2, 3], max_new_tokens=4).ids
@@ -226,16 +206,13 @@ def test_arguments_like_those_of_the_first_call_pass_the_check():
         other_length.check(args(capacity))
 
 
-@pytest.mark.parametrize("given, problem", [
-    (args(capacity=16), r"made for \(1, 8\) bool on cpu and is given \(1, 16\) bool on cpu"),
-    (args(dtype=torch.bfloat16), r"made for \(2, 8, 4\) float32 on cpu and is given \(2, 8, 4\) bfloat16"),
-    (args(layers=1), "made for .* and is given"),
-    (args(layers=3), "made for .* and is given"),
-    (tuple(x.to("meta") if isinstance(x, torch.Tensor) else x for x in args()), "on cpu and is given .* on meta"),
-    ((args()[0], args()[1].new_ones(8, 1).T, *args()[2:]), "made for"),
+@pytest.mark.parametrize("given", [
+    args(capacity=16), args(dtype=torch.bfloat16), args(layers=1), args(layers=3),
+    tuple(x.to("meta") if isinstance(x, torch.Tensor) else x for x in args()),
+    (args()[0], args()[1].new_ones(8, 1).T, *args()[2:]),
 ], ids=["capacity", "dtype", "a layer less", "a layer more", "device", "strides"])  # fmt: skip
-def test_other_arguments_are_refused(given, problem):
-    with pytest.raises(ValueError, match=problem):
+def test_other_arguments_are_refused(given):
+    with pytest.raises(ValueError, match="a compiled step was made for"):
         Layout(args()).check(given)
 
 
@@ -305,40 +282,14 @@ def test_results_of_a_replay_outlive_the_next_one_and_the_cache_is_written_in_pl
     assert torch.equal(values[0], keys[0])
 
 
-def test_a_step_is_captured_on_the_gpu_that_holds_its_tensors(monkeypatch):
-    """Not on the current GPU, if that is another one."""
-    current, captured_on = ["another GPU"], []
-
-    @contextmanager
-    def device_of(tensor):
-        current.append(tensor.device)
-        yield
-        current.pop()
-
-    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+def test_a_graph_refuses_inputs_it_was_not_captured_for_another_cache_and_moved_weights():
+    (token, _, keys, values), (_, _, *others), module = args(), args(), torch.nn.Linear(2, 2)
     with graphs_on_cpu():
-        CudaGraph(lambda token: captured_on.append(current[-1]) or (token,), (torch.tensor([7]),), None)
-    assert captured_on == [torch.device("cpu")] and current == ["another GPU"]
-
-
-def test_every_gpu_has_one_stream_for_its_captures():
-    """torch.cuda.graph's own stream belongs to the GPU that captured first, and records nothing of another."""
-    fakes = dict.fromkeys(("current_stream", "stream", "CUDAGraph", "graph"), mock.DEFAULT)
-    with mock.patch.multiple(torch.cuda, Stream=lambda *device: mock.MagicMock(of=device), **fakes) as torch_cuda:
-        compiler.capture_stream.cache_clear()
-        for device in ("cpu", "meta", "cpu"):
-            compiler.capture(lambda x: (x,), (torch.zeros(1, device=device),))
-        used = [call.kwargs["stream"] for call in torch_cuda["graph"].call_args_list]
-        compiler.capture_stream.cache_clear()
-    assert [stream.of for stream in used] == [(torch.device(of),) for of in ("cpu", "meta", "cpu")]
-    assert used[0] is used[2] is not used[1]
-
-
-def test_a_graph_refuses_inputs_it_was_not_captured_for_and_another_cache():
-    (token, _, keys, values), (_, _, *others) = args(), args()
-    with graphs_on_cpu():
-        graph = CudaGraph(doubled, (token, keys, values), None)
+        graph = CudaGraph(doubled, (token, keys, values), module)
     with pytest.raises(ValueError, match="made for"):  # copy_ alone would stretch or cast it
         graph(token.float(), keys, values)
     with pytest.raises(ValueError, match="captured with"):
         graph(token, *others)
+    moved(module)
+    with pytest.raises(ValueError, match="moved, cast or replaced"):
+        graph(token, keys, values)

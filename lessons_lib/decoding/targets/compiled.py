@@ -22,7 +22,6 @@ from lessons_lib.models.decoder import Decoder, Segment, with_attention
 from lessons_lib.progress import say
 from lessons_lib.quantization.linear import QuantizedLinear, sharing_copy
 
-MATMULS = ("pointwise", "library")
 POINTWISE_ROWS = 16  # sums beat the CPU library's matmul up to so many tokens in float32, for 1 token in 16 bits
 CAPACITY_STEP = 16  # fitted capacities are multiples of it: whole vectors on any CPU
 # Dynamic sizes of a fitted step's arguments: tokens, positions, entries, mask, keys, values.
@@ -34,9 +33,6 @@ class CompiledTarget(DecoderTarget):
 
     context: tokens of every cache. It is fixed because shapes are compiled.
     widths: numbers of tokens to compile for. An input is padded up to the next one.
-    matmul: "pointwise" writes matmuls of few tokens as sums of products (in 16 bits: of one token) and freezes the
-    weights. "library" calls oneDNN or cuBLAS. Default: "pointwise" on a CPU, "library" on a GPU. Quantized layers have
-    their own matmuls.
     fitted: make each cache only as long as its text needs, up to context, so that attention reads no empty entries.
     Kernels are then short and compile faster (`compiler.short_kernels`). Do not use it for the target of a DraftModel,
     which creates its cache before the length of the text is known. No effect with CUDA graphs, whose shapes are fixed.
@@ -55,16 +51,13 @@ class CompiledTarget(DecoderTarget):
         eos: Sequence[int] = (),
         context: int = 512,
         widths: Sequence[int] = (1,),
-        matmul: str | None = None,
         fitted: bool = False,
         regional: bool = False,
         cuda_graph: bool | None = None,
     ):
         super().__init__(decoder, tokenizer, eos)
         self.captures = self.device.type == "cuda" if cuda_graph is None else cuda_graph
-        self.matmul = matmul or ("pointwise" if self.device.type == "cpu" else "library")
-        if self.matmul not in MATMULS:
-            raise ValueError(f"matmul={matmul!r} is not known; choose one of: {', '.join(MATMULS)}")
+        self.pointwise = self.device.type == "cpu"  # matmuls as sums of products; a GPU calls cuBLAS
         self.capacity = min(context, self.context) + max(widths)  # slack for padding tokens
         self.context, self.widths = min(context, self.context), sorted(widths)
         self.constant = any(layer.constant for layer in quantized_layers(decoder))  # oneDNN's kernel needs constants
@@ -155,14 +148,14 @@ class CompiledTarget(DecoderTarget):
             few = 1 if self.dtype.itemsize < 4 else POINTWISE_ROWS
             decoder = self.decoder
             if not self.problem:  # else the graph captures the eager step
-                decoder = for_compiler(decoder, pointwise=self.matmul == "pointwise" and width <= few)
+                decoder = for_compiler(decoder, pointwise=self.pointwise and width <= few)
                 decoder = compiled_once(decoder) if self.regional else decoder
             step = self._steps[width] = CompiledStep(
                 self._function(decoder),
                 f"{width}-token step ({self.decoder.config.num_layers} layers, {self.dtype})",
                 weights=self.decoder,
                 sizes=FITTED if self.fitted else (),
-                frozen=self.matmul != "library" or self.constant,
+                frozen=self.pointwise or self.constant,
                 max_autotune=self.constant,
                 short=self.fitted,
             )

@@ -12,8 +12,9 @@ from torch._inductor.utils import run_and_get_code
 from lessons_lib import DraftModel, compiler
 from lessons_lib.decoding.draft_tree import ModelInput, plain_input
 from lessons_lib.decoding.generate import generate
+from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, compiled
-from lessons_lib.models import LanguageModel, tiny
+from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import TrimmedDecoder
 from lessons_lib.quantization import cpu, quantize_model
@@ -29,8 +30,8 @@ def decoder(layers=2, dtype=torch.float64, seed=0) -> Decoder:
 
 @pytest.fixture(scope="module")
 def plain() -> CompiledTarget:
-    """Compiled plainly in float64 for 1 and 4 tokens; both widths have run once."""
-    target = CompiledTarget(decoder(), context=CONTEXT, widths=(1, 4), matmul="library")
+    """Compiled in float64 for 1 and 4 tokens; both widths have run once."""
+    target = CompiledTarget(decoder(), context=CONTEXT, widths=(1, 4))
     generate(target, PROMPT, TwoDraftTokens(), max_new_tokens=4)
     generate(target, PROMPT, max_new_tokens=2)
     return target
@@ -41,17 +42,11 @@ def eager() -> DecoderTarget:
     return DecoderTarget(decoder())
 
 
-class TwoDraftTokens(Scripted):
+class TwoDraftTokens(Proposer):
     """Drafts two tokens, whatever they are: an input of three."""
-
-    def __init__(self):
-        pass
 
     def propose(self, ids, tree):
         tree.add_chain([1, 2])
-
-    def observe(self, *seen):
-        pass
 
 
 def greedy(target, prompt=PROMPT, count=N) -> list[int]:
@@ -85,18 +80,9 @@ def test_tuning_a_product_writes_no_tables_computes_the_same_and_leaves_no_setti
     assert inductor.freezing is False and inductor.max_autotune_gemm is False
 
 
-def test_pointwise_matmuls_for_one_token_and_frozen_ones_for_several_decode_the_same():
-    network = decoder(1)
-    target = CompiledTarget(network, context=CONTEXT, widths=(1, 4))
-    text = PROMPT + greedy(DecoderTarget(network))
-    assert greedy(target) == text[len(PROMPT) :]
-    assert generate(target, PROMPT, Scripted(text, 97, always_right), max_new_tokens=N).ids == text[len(PROMPT) :]
-
-
-@pytest.mark.parametrize("matmul", ["pointwise", "library"])
-def test_layers_compiled_once_decode_the_same_by_one_layers_code(matmul):
+def test_layers_compiled_once_decode_the_same_by_one_layers_code():
     network = decoder(3)
-    target = CompiledTarget(network, context=CONTEXT, widths=(1, 4), matmul=matmul, regional=True)
+    target = CompiledTarget(network, context=CONTEXT, widths=(1, 4), regional=True)
     text = PROMPT + greedy(DecoderTarget(network))
     with inductor.patch(fx_graph_cache=False):  # which knows the code, but does not tell
         found, (code,) = run_and_get_code(greedy, target)
@@ -104,11 +90,6 @@ def test_layers_compiled_once_decode_the_same_by_one_layers_code(matmul):
     layers = re.findall(r"= (\w+)\(\1_args\)", code)
     assert len(layers) == 3 and len(set(layers)) == 1
     assert generate(target, PROMPT, Scripted(text, 97, always_right), max_new_tokens=N).ids == text[len(PROMPT) :]
-
-
-def test_an_unknown_way_of_multiplying_is_refused():
-    with pytest.raises(ValueError, match="matmul='fast' is not known; choose one of: pointwise, library"):
-        CompiledTarget(decoder(), matmul="fast")
 
 
 def test_an_input_of_three_is_padded_to_four_and_scored_as_eager_scores_it(plain, eager):
@@ -168,7 +149,7 @@ def test_a_text_that_does_not_fit_the_static_cache_is_refused_before_anything_ru
 def test_a_compiled_draft_may_branch_up_to_the_end_of_its_context(eager, monkeypatch, prompt, children):
     """Near the end the padding of an input has no room, although its tokens have."""
     monkeypatch.setattr(compiled, "CompiledStep", EagerStep)
-    draft = CompiledTarget(eager.decoder, context=CONTEXT, widths=(1, 4), matmul="library")
+    draft = CompiledTarget(eager.decoder, context=CONTEXT, widths=(1, 4))
     ids = list(range(prompt))
     out = generate(eager, ids, DraftModel(draft, 5, children=children), max_new_tokens=20)
     assert out.ids == greedy(eager, ids, 20)
@@ -205,11 +186,11 @@ def test_steps_are_captured_once_for_each_width_and_write_text_after_text(eager)
     small = decoder(1, seed=1)
     with graphs_on_cpu() as captured:
         target = CompiledTarget(eager.decoder, context=CONTEXT, widths=(1, 5), cuda_graph=True)
-        draft = CompiledTarget(small, context=CONTEXT, widths=(1, 2), cuda_graph=True)
+        proposer = DraftModel(CompiledTarget(small, context=CONTEXT, widths=(1, 2), cuda_graph=True), 4)
         for prompt in (PROMPT, [60, 2, 9], PROMPT):
             plain = greedy(eager, prompt)
             assert greedy(target, prompt) == plain
-            assert generate(target, prompt, DraftModel(draft, 4), max_new_tokens=N).ids == plain
+            assert generate(target, prompt, proposer, max_new_tokens=N).ids == plain
     assert sorted(len(args[0]) for args in captured) == [1, 1, 5]  # target, draft, and the target's wide step
 
 
@@ -251,19 +232,9 @@ def test_buffers_and_graphs_of_a_text_in_inference_mode_serve_one_outside_it(eag
     assert len(captured) == 1
 
 
-def test_a_graph_of_a_moved_model_is_refused():
-    network = decoder(1)
-    with graphs_on_cpu():
-        target = CompiledTarget(network, context=CONTEXT, cuda_graph=True)
-        greedy(target)
-        network.to(torch.float32)
-        with pytest.raises(ValueError, match="moved, cast or replaced"):
-            target._run_compiled(plain_input([5], target.new_cache(8)), 1)
-
-
 def test_a_captured_step_is_the_compiled_one(eager):
     with graphs_on_cpu(problem=None) as captured:
-        target = CompiledTarget(eager.decoder, context=CONTEXT, matmul="library", cuda_graph=True)
+        target = CompiledTarget(eager.decoder, context=CONTEXT, cuda_graph=True)
         assert greedy(target) == greedy(eager)
     assert target.problem is None and list(target.compile_seconds) == [1] and len(captured) == 1
 
@@ -329,12 +300,3 @@ def test_with_integer_units_8_bits_go_through_onednn_and_all_are_constants(monke
     assert decoder.head.constant
     assert not compare(decoder, 1, regional=True).regional  # as arguments, matrices are no constants
     assert len(calls) == 5
-
-
-def test_a_model_in_4_bits_drafts_for_itself_and_the_text_is_the_models():
-    model = LanguageModel(tiny(2, torch.float64, tied=True), None, "tiny", "cpu", torch.float64)
-    target, draft = model.target(), model.target(weights="W4A16")
-    plain = generate(target, PROMPT, max_new_tokens=40)
-    out = generate(target, PROMPT, DraftModel(draft, 4), max_new_tokens=40)
-    assert out.ids == plain.ids and len(out.stats) < 0.8 * len(plain.stats)
-    assert generate(draft, PROMPT, max_new_tokens=40).ids != plain.ids
