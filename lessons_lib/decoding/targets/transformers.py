@@ -65,11 +65,6 @@ class TransformersCache(TargetCache):
     def length(self, layer: int = -1) -> int:
         return int(self.inner.get_seq_length())
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all keys and values."""
-        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.inner.layers)
-
     def keep(self, prefix: int, then: Sequence[int] = ()) -> None:
         end, length = prefix + len(then), self.length()
         if end > length:
@@ -298,6 +293,5 @@ def as_attention_mask(allow: Tensor, implementation: str | None, dtype: torch.dt
         return allow[None, None]
     if implementation != "eager":
         raise Unsupported(f'draft trees need attn_implementation "sdpa" or "eager", not {implementation!r}')
-    return torch.zeros(allow.shape, dtype=dtype, device=allow.device).masked_fill(~allow, torch.finfo(dtype).min)[
-        None, None
-    ]
+    additive = torch.zeros(allow.shape, dtype=dtype, device=allow.device)
+    return additive.masked_fill(~allow, torch.finfo(dtype).min)[None, None]

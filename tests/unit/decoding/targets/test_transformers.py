@@ -6,8 +6,8 @@ import pytest
 import torch
 from support.kinds import SIZES, image_and_text_model, model_of
 from support.oracle import PROMPT, N, greedy_text_of
-from support.proposers import Scripted, TextLookahead, always_right, tree_with_decoys
-from transformers import BartConfig, BartForCausalLM, BartForConditionalGeneration, LlamaForCausalLM, LlamaModel
+from support.proposers import Scripted, TextLookahead, tree_with_decoys
+from transformers import BartConfig, BartForCausalLM, BartForConditionalGeneration, LlamaModel
 
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.proposers.draft_model import DraftModel
@@ -127,38 +127,6 @@ def test_another_attention_cannot_verify_trees():
 def test_more_than_there_is_cannot_be_kept():
     with pytest.raises(ValueError, match="1 entries cannot be kept of 0"):
         TransformersTarget(tiny()).new_cache(1).keep(1)
-
-
-def a_llama(forward) -> LlamaForCausalLM:
-    """A Llama with the weights of `tiny()` whose class has another forward, as models from elsewhere have."""
-    known = tiny()
-    network = type("Custom", (LlamaForCausalLM,), {"forward": forward})(known.config).double()
-    network.load_state_dict(known.state_dict())
-    network.generation_config.eos_token_id = None
-    return network
-
-
-def swallows_others(self, input_ids=None, past_key_values=None, use_cache=None, position_ids=None, **others):
-    return LlamaForCausalLM.forward(
-        self, input_ids, past_key_values=past_key_values, use_cache=use_cache, position_ids=position_ids
-    )
-
-
-def takes_no_others(self, input_ids=None, past_key_values=None, use_cache=None, position_ids=None):
-    return swallows_others(self, input_ids, past_key_values, use_cache, position_ids)
-
-
-def says_and_forgets(
-    self, input_ids=None, past_key_values=None, use_cache=None, position_ids=None, logits_to_keep=0, **others
-):
-    return swallows_others(self, input_ids, past_key_values, use_cache, position_ids)
-
-
-@pytest.mark.parametrize("forward", [swallows_others, takes_no_others, says_and_forgets])
-def test_logits_of_the_last_tokens_are_read_whatever_a_forward_does_with_logits_to_keep(forward):
-    network, text = a_llama(forward), greedy_text_of(tiny())
-    assert PROMPT + generate(network, PROMPT, max_new_tokens=N).ids == text
-    assert PROMPT + generate(network, PROMPT, Scripted(text, 97, always_right), max_new_tokens=N).ids == text
 
 
 def test_a_model_with_an_encoder_is_refused_and_its_decoder_alone_is_not():
