@@ -28,7 +28,7 @@ class PagedMemory:
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self.values = [torch.zeros_like(keys) for keys in self.keys]
         self.block_size, self.null_block, self.device = block_size, blocks, self.keys[0].device
-        self.owner_mark: object | None = None  # see serving.block_pool.Memory
+        self.owner_mark: object | None = None  # see BlockPool.attach
 
     @property
     def nbytes(self) -> int:

@@ -96,7 +96,6 @@ class Sequence:
     num_scheduled_tokens: int | None = None  # limit of this step, draft tokens included; None: no limit
     block_table: list[int] = field(default_factory=list)  # its KV cache blocks, in order
     block_hashes: list[bytes] = field(default_factory=list)  # hashes of its full blocks, for the prefix cache
-    slot: int | None = None  # its place in the running batch
     turn: int = 0  # the scheduler's tie-break between sequences with the same arrival time
     admitted: float | None = None  # time it first ran
     finished: float | None = None  # time it left; under static batching, together with its batch
@@ -165,7 +164,7 @@ class Sequence:
     def restart(self) -> None:
         """Reset the state after a preemption: its blocks are freed, and what it finds of them in the prefix
         cache when it is admitted again is not computed again."""
-        self.status, self.slot, self.num_computed_tokens = Status.WAITING, None, 0
+        self.status, self.num_computed_tokens = Status.WAITING, 0
         self.preemptions += 1
 
     def timeline(self) -> Timeline:

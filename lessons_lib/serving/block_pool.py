@@ -11,20 +11,9 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterator
 from hashlib import blake2b
-from typing import Protocol
 
 from lessons_lib.caches.sizes import blocks_for
 from lessons_lib.decoding.sequence import Sequence
-
-
-class Memory(Protocol):
-    """The memory that holds the keys and values of a pool's blocks.
-
-    owner_mark: set by the pool that used this memory last, which keeps the same object. Unless both marks are
-    identical, another pool or another memory has been used in between, and the pool's prefix hashes are void.
-    """
-
-    owner_mark: object | None
 
 
 class BlockPool:
@@ -40,7 +29,7 @@ class BlockPool:
         self.num_blocks, self.block_size, self.enable_prefix_caching = num_blocks, block_size, enable_prefix_caching
         self.shared: dict[int, int] = {}  # block -> block tables that list it, where there are two or more
         self.copies: list[tuple[int, int]] = []
-        self.owner_mark: object | None = None  # see Memory
+        self.owner_mark: object | None = None  # see `attach`
         self._touched = 0  # blocks from this one on have never been used
         self._empty: list[int] = []  # used before, not in the prefix cache
         self._idle: OrderedDict[int, None] = OrderedDict()  # without an owner, in the prefix cache; LRU order
@@ -52,11 +41,11 @@ class BlockPool:
         """Blocks that can be allocated, including cached prefixes that no sequence uses."""
         return self.num_blocks - self._touched + len(self._empty) + len(self._idle)
 
-    def attach(self, memory: Memory) -> None:
-        """Use this memory's blocks from now on; called before each run.
+    def attach(self, memory) -> None:
+        """Use this memory's blocks from now on; called before each run. No sequence may own blocks then.
 
-        Clears the prefix cache if its blocks lie in another memory or may have been overwritten by another pool.
-        No sequence may own blocks then.
+        Pool and memory get the same mark. If it differs at the next run, another pool has overwritten blocks of this
+        memory, or this pool's blocks lie in another one: the prefix cache is cleared.
         """
         if self.owner_mark is None or self.owner_mark is not memory.owner_mark:
             self.clear()

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
-from weakref import WeakValueDictionary
+from weakref import WeakSet
 
 import torch
 
@@ -46,16 +46,13 @@ class Engine:
     whole text, so it must have that many, although the caches stay small.
     padded: whether a finished request that a static batch still holds takes part in every forward pass as padding, as
     in transformers' generate, which runs a rectangular batch. If not, it only occupies its slot.
-    No blocks of the scheduler's pool may be in use.
     """
 
     def __init__(self, model, scheduler: Scheduler, padded: bool = False):
         self.target, self.padded = paged(model, scheduler.pool), padded
         self.scheduler, self.pool, self.memory = scheduler, scheduler.pool, memory_of(self.target)
-        self.pool.attach(self.memory)
         self.start = time.perf_counter()
-        # id -> request, as long as something else refers to it
-        self.requests: WeakValueDictionary[int | str, Sequence] = WeakValueDictionary()
+        self.requests: WeakSet[Sequence] = WeakSet()  # those that `request` made and something else refers to
         self.numbers = count()
 
     def request(
@@ -74,23 +71,20 @@ class Engine:
     ) -> Sequence:
         """Make a request for `serve`. The arguments not listed here are those of `generate`.
 
-        id: by default the next free number. arrival: seconds after the start of `serve`.
+        id: its name in the log, by default a number. arrival: seconds after the start of `serve`.
         proposer: drafts at most the scheduler's `num_speculative_tokens` tokens per step; at its default, 0, it drafts
         nothing. Give each request its own proposer and generator.
         on_tokens: if it raises an exception, only its own request is cancelled. `serve` calls its `end` after the last
         token, or at the end of the run if the request was cancelled, failed or rejected.
         """
-        if id is None:
-            id = next(number for number in self.numbers if number not in self.requests)
-        elif id in self.requests:
-            raise ValueError(f"this engine has a request {id!r} already; give each an id of its own")
-        for other in self.requests.values() if proposer is not None else ():
+        id = next(self.numbers) if id is None else id
+        for other in self.requests if proposer is not None else ():
             if other.proposer is proposer and other.status in (Status.WAITING, Status.RUNNING):
                 raise ValueError(f"request {other.id!r} uses this proposer; give each request its own")
         limits = max_new_tokens, min_new_tokens, stop
         seq = new_sequence(self.target, prompt, proposer, acceptance, *limits, generator, id=id, arrival=arrival)
         seq.on_tokens = on_tokens
-        self.requests[id] = seq
+        self.requests.add(seq)
         return seq
 
     def serve(self, requests: list[Sequence]) -> Log:
@@ -102,6 +96,7 @@ class Engine:
         """
         with self.scheduler.exclusive():
             possible = [seq for seq in requests if seq.stopping is not None or self._adopt(seq)]
+            self.pool.attach(self.memory)
             self.start = time.perf_counter()
             try:
                 with gc_frozen():
@@ -148,8 +143,6 @@ class Engine:
 
         Replaces the planned number of tokens of each row by the number that was fed.
         """
-        if self.pool.owner_mark is not self.memory.owner_mark:
-            raise RuntimeError("another run has used this engine's blocks; give each engine its own pool and target")
         # give every sequence its token budget, and a cache if it was just admitted
         seqs = [row.seq for row in plan.rows]
         for row in plan.rows:
@@ -185,7 +178,6 @@ class Engine:
         except ValueError as error:
             seq.status, seq.error = Status.REJECTED, f"Request {seq.id} can never run: {error}"
             return False
-        self.requests[seq.id] = seq
         return True
 
     def _padding(self) -> Sequence:

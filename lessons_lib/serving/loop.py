@@ -12,15 +12,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from lessons_lib.decoding.sequence import Sequence, Status
-from lessons_lib.serving.block_pool import Memory
 from lessons_lib.serving.scheduler import Plan, Scheduler
 
 
 class Share(NamedTuple):
-    """One sequence in one step: slot, tokens fed and emitted, whether it was prefill, tokens cached before the step."""
+    """One sequence in one step: tokens fed and emitted, whether it was prefill, tokens cached before the step."""
 
     id: int | str
-    slot: int
     fed: int
     emitted: int
     prefill: bool
@@ -30,16 +28,15 @@ class Share(NamedTuple):
 class Iteration(NamedTuple):
     """One step, from `start` to `end` (seconds).
 
-    waiting: number of requests in the queue. idle: (slot, id) of finished requests that still held their slot.
-    preempted: ids. used_blocks: blocks of the pool in use. cached_tokens: cached tokens of all running sequences, this
-    step's included; a shared prefix counts once per sequence.
+    waiting: number of requests in the queue. preempted: ids. used_blocks: blocks of the pool in use.
+    cached_tokens: cached tokens of all running sequences, this step's included; a shared prefix counts once per
+    sequence.
     """
 
     start: float
     end: float
     shares: list[Share]
     waiting: int
-    idle: list[tuple[int, int | str]]
     preempted: list[int | str]
     used_blocks: int
     cached_tokens: int
@@ -57,20 +54,17 @@ class Log:
     def record(self, scheduler: Scheduler, plan: Plan, committed: list[list[int]], start: float, end: float) -> None:
         """Log a step that ran from start to end (seconds). Call it before scheduler.commit frees blocks and slots."""
         shares = [
-            Share(row.seq.id, row.seq.slot, row.tokens, len(tokens), row.prefilling, row.cached)
+            Share(row.seq.id, row.tokens, len(tokens), row.prefilling, row.cached)
             for row, tokens in zip(plan.rows, committed, strict=True)
         ]
         cached = plan.cached_tokens + sum([row.tokens for row in plan.rows])
         used = self.num_blocks - scheduler.pool.free_blocks
         waiting, preempted = len(scheduler.waiting), [seq.id for seq in plan.preempted]
-        idle = [(seq.slot, seq.id) for seq in plan.idle]
-        self.iterations.append(Iteration(start, end, shares, waiting, idle, preempted, used, cached))
+        self.iterations.append(Iteration(start, end, shares, waiting, preempted, used, cached))
 
 
 class Backend(Protocol):
     """Runs plans and keeps the time, in seconds from the start of the run."""
-
-    memory: Memory  # of the pool's blocks
 
     def now(self) -> float:
         """The current time."""
@@ -92,7 +86,6 @@ def serve(requests: list[Sequence], scheduler: Scheduler, backend: Backend) -> L
     A request that can never run is rejected with an `error`, and the others continue. A request that is running or has
     run is left unchanged.
     """
-    scheduler.pool.attach(backend.memory)
     arrivals = deque(sorted(requests, key=lambda seq: seq.arrival))
     log = Log(list(requests), scheduler.pool.num_blocks, scheduler.pool.block_size)
     while arrivals or scheduler.unfinished:

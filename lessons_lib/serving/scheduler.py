@@ -8,7 +8,6 @@ The engine and the simulator share this module; it imports no torch.
 
 from __future__ import annotations
 
-import heapq
 import math
 from bisect import insort
 from collections import deque
@@ -167,7 +166,6 @@ class Scheduler:
         self.batch_steps = 0  # steps since the batch was last empty
         self._cancelled: deque[Sequence] = deque()  # to be removed at the next schedule or commit
         self._starting = Lock()  # held while `serving` changes, or while something depends on it
-        self._free_slots = list(range(self.max_num_seqs))
         self._added = 0
 
     @property
@@ -303,8 +301,9 @@ class Scheduler:
 
     def _admit(self, plan: Plan, now: float) -> None:
         """Admit waiting sequences in order. The first that does not fit blocks those after it, so that none starves."""
-        if self._free_slots and self.waiting:
-            count = min(self.policy.admit(self, now), len(self._free_slots))
+        free_slots = self.max_num_seqs - len(self.running) - len(self.held)
+        if free_slots and self.waiting:
+            count = min(self.policy.admit(self, now), free_slots)
             for seq in self.waiting[: max(0, count)]:
                 if not self._admit_one(seq, plan, now):
                     break
@@ -321,7 +320,7 @@ class Scheduler:
         # take a slot and run
         if self.empty:
             self.batch_steps = 0
-        seq.status, seq.slot = Status.RUNNING, heapq.heappop(self._free_slots)
+        seq.status = Status.RUNNING
         seq.cache = None  # the engine makes one over these blocks
         if seq.admitted is None:  # after a preemption it finds blocks of its own, which do not count as reused
             seq.admitted, seq.reused = now, seq.num_computed_tokens
@@ -360,11 +359,7 @@ class Scheduler:
 
     def _leave(self, seq: Sequence) -> None:
         self.running.remove(seq)
-        self._free(seq)
-
-    def _free(self, seq: Sequence) -> None:
         self.pool.release(seq)
-        heapq.heappush(self._free_slots, seq.slot)
 
     def _end_batch(self, now: float) -> None:
         """Release all sequences of a held batch together once it may end."""
@@ -374,7 +369,7 @@ class Scheduler:
     def _release_held(self, now: float) -> None:
         for seq in self.held:
             seq.finished = now
-            self._free(seq)
+            self.pool.release(seq)
         self.held = []
 
     def _remove_cancelled(self) -> None:

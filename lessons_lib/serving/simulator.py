@@ -26,12 +26,6 @@ class Simulator:
     accepted: Callable[[Sequence, int], int] | None = None
     padded: bool = True
     time: float = field(default=0.0, init=False)
-    owner_mark: object | None = field(default=None, init=False)  # see block_pool.Memory
-
-    @property
-    def memory(self) -> Simulator:
-        """The simulator itself: each simulation counts as a new memory, although it stores no keys and values."""
-        return self
 
     def now(self) -> float:
         """Virtual time in seconds."""
@@ -78,6 +72,8 @@ def simulate(
     scheduler: a new one for each simulation. accepted, padded: see Simulator.
     """
     with scheduler.exclusive():
+        scheduler.pool.clear()
+        scheduler.pool.owner_mark = None  # an engine must not find the prefixes of a simulation
         return serve([request.fresh() for request in requests], scheduler, Simulator(cost, accepted, padded))
 
 

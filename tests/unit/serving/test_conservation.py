@@ -27,9 +27,8 @@ class Checked(Simulator):
 
     def run(self, plan):
         scheduler, rows = self.scheduler, plan.rows
-        slots, most = [request.slot for request in [*(row.seq for row in rows), *plan.idle]], scheduler.max_num_seqs
-        assert len(set(slots)) == len(slots) <= most and set(slots) <= set(range(most))
         assert len({row.seq for row in rows}) == len(rows)
+        assert len(scheduler.running) + len(scheduler.held) <= scheduler.max_num_seqs
         assert all(1 <= r.tokens <= r.seq.num_uncomputed_tokens + scheduler.num_speculative_tokens for r in rows)
         budget = scheduler.max_num_batched_tokens
         assert budget is None or sum(r.tokens for r in rows) <= budget

@@ -296,14 +296,6 @@ def test_every_pass_is_waited_for(monkeypatch):
     assert waited == [engine.target.device] * len(log.iterations)
 
 
-def test_an_id_is_given_once():
-    engine = Engine(TARGET, Scheduler(BlockPool(20, 4)))
-    requests = [engine.request(PREFIX, id=id) for id in (1, None, "a", None)]
-    assert [request.id for request in requests] == [1, 0, "a", 2]
-    with pytest.raises(ValueError, match="has a request 'a' already"):
-        engine.request(PREFIX, id="a")
-
-
 class Reader:
     """Collects what is streamed; does something at the n-th call, and something at the end."""
 
@@ -423,13 +415,6 @@ def test_a_request_cancelled_after_the_last_pass_of_a_run_is_cancelled_when_the_
     assert [r.status for r in (request, other)] == [Status.FINISHED, Status.CANCELLED]
 
 
-def test_a_request_that_nobody_holds_any_more_is_forgotten():
-    engine = Engine(TARGET, Scheduler(BlockPool(20, 4)))
-    engine.serve([engine.request(PREFIX, id="a", max_new_tokens=2, proposer=Proposer())])
-    assert len(engine.requests) == 0
-    assert engine.request(PREFIX, id="a").id == "a"
-
-
 def test_a_proposer_follows_one_text_at_a_time():
     engine, proposer = Engine(TARGET, Scheduler(BlockPool(20, 4), num_speculative_tokens=4)), PromptLookup(4)
     first = engine.request(PREFIX, max_new_tokens=9, proposer=proposer)
@@ -537,16 +522,6 @@ def test_a_simulation_that_breaks_off_lets_the_next_run_begin():
     with pytest.raises(ZeroDivisionError):
         simulate([Sequence(0, prompt_length=4, output_length=3)], scheduler, LinearCost(1.0), lambda request, n: 1 // 0)
     assert not scheduler.serving
-
-
-def test_an_engine_whose_blocks_were_used_meanwhile_refuses_to_run():
-    scheduler = Scheduler(BlockPool(40, 4))
-    first, second = Engine(TARGET, scheduler), Engine(TARGET, scheduler)
-    scheduler.add(first.request(PREFIX))
-    with pytest.raises(RuntimeError, match="another run has used this engine's blocks; give each engine its own pool"):
-        first.run(scheduler.schedule(0.0))
-    with pytest.raises(ValueError, match="requests own 3 blocks of this pool"):
-        second.pool.attach(first.memory)
 
 
 def test_a_second_run_on_a_scheduler_is_refused_and_the_first_goes_on():

@@ -16,20 +16,6 @@ def test_continuous_batching_fills_a_slot_as_soon_as_it_is_free():
     assert finished(log) == [5, 1, 2, 4, 7]
 
 
-def test_whoever_comes_next_gets_the_lowest_free_slot():
-    scheduler, made = Scheduler(BlockPool(100), 3), requests([3, 9, 2, 1, 1])
-    for request in made[:3]:
-        scheduler.add(request)
-    for now in range(3):
-        plan = scheduler.schedule(now)
-        commit(scheduler, plan, [[1]] * len(plan.rows), now + 1)
-    assert [request.status is Status.FINISHED for request in made[:3]] == [True, False, True]  # slot 2 first, then 0
-    for request in made[3:]:
-        scheduler.add(request)
-    scheduler.schedule(3)
-    assert [request.slot for request in made[3:]] == [0, 2]
-
-
 def test_static_batching_runs_to_the_longest_of_each_batch():
     log = run(requests([5, 1, 1, 2, 3]), policy=Static())
     assert finished(log) == [5, 5, 7, 7, 10]  # a request leaves with its batch
@@ -193,7 +179,6 @@ def test_a_stopped_scheduler_holds_nothing(policy):
     scheduler.stop(1.5)
     assert [request.status.value for request in made] == ["finished", "cancelled", "cancelled"]
     assert pool.free_blocks == 10 and scheduler.empty and not scheduler.unfinished
-    assert sorted(scheduler._free_slots) == [0, 1]
     assert made[0].finished == (1.5 if policy.hold else 1)
 
 
