@@ -84,10 +84,6 @@ class BlockPool:
             self._drop(old)
             if i * self.block_size < seq.num_computed_tokens:  # the block holds computed tokens
                 self.copies.append((old, table[i]))
-        # blocks that will be overwritten leave the prefix cache
-        if self._found:
-            for i in written:
-                self._forget(table[i])
         table.extend([self._take() for _ in range(missing)])
         return True
 
@@ -103,11 +99,13 @@ class BlockPool:
                 self._found[key], self._hash[seq.block_table[i]] = seq.block_table[i], key
 
     def truncate(self, seq: Sequence, tokens: int) -> None:
-        """Free the blocks beyond the first `tokens` tokens, after draft tokens were rejected."""
+        """Free the blocks beyond the first `tokens` tokens, after draft tokens were rejected.
+
+        None of them is in the prefix cache: it has only blocks full of computed tokens, which a sequence keeps.
+        """
         needed = blocks_for(tokens, self.block_size)
         while len(seq.block_table) > needed:
             self._drop(seq.block_table.pop())
-        del seq.block_hashes[tokens // self.block_size :]  # rejected draft tokens have none yet
 
     def fork(self, seq: Sequence, child: Sequence) -> None:
         """Let `child` share all blocks of a sequence. The first to write copies the partly filled last block.
@@ -140,7 +138,7 @@ class BlockPool:
             self._touched += 1
             return self._touched - 1
         block, _ = self._idle.popitem(last=False)
-        self._forget(block)
+        del self._found[self._hash.pop(block)]
         return block
 
     def _share(self, block: int) -> int:
@@ -160,11 +158,6 @@ class BlockPool:
             self._idle[block] = None
         else:
             self._empty.append(block)
-
-    def _forget(self, block: int) -> None:
-        """Remove a block from the prefix cache, because its content is about to change."""
-        if (key := self._hash.pop(block, None)) is not None:
-            del self._found[key]
 
 
 def hash_chain(ids: list[int], block_size: int, before: bytes = b"") -> Iterator[bytes]:
