@@ -98,7 +98,11 @@ def serve(requests: list[Sequence], scheduler: Scheduler, backend: Backend) -> L
             log.record(scheduler, plan, committed, start, end)
             scheduler.commit(plan, committed, end)
         elif not plan.preempted and (arrivals or scheduler.unfinished):
-            backend.wait(_next_event(arrivals, scheduler, start))
+            event = min(arrivals[0].arrival if arrivals else math.inf, scheduler.policy.wake(scheduler))
+            if math.isinf(event):
+                name = type(scheduler.policy).__name__
+                raise RuntimeError(f"{name} lets none of the waiting in though nothing runs: its admit returns 0.")
+            backend.wait(event)
     return log
 
 
@@ -108,13 +112,3 @@ def _arrive(arrivals: deque[Sequence], scheduler: Scheduler, now: float) -> None
         with suppress(ValueError):  # a rejected request keeps the reason in `error`; skipped ones have none
             scheduler.add(arrivals.popleft())
     scheduler.closed = not arrivals
-
-
-def _next_event(arrivals: deque[Sequence], scheduler: Scheduler, now: float) -> float:
-    """Time of the next event: the next arrival, or the policy's wake time if that is earlier."""
-    wake = scheduler.policy.wake(scheduler)
-    event = min(arrivals[0].arrival if arrivals else math.inf, wake if wake > now else math.inf)
-    if math.isinf(event):
-        name = type(scheduler.policy).__name__
-        raise RuntimeError(f"{name} lets none of the waiting in though nothing runs: its admit returns 0.")
-    return event

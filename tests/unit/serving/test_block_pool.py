@@ -105,16 +105,6 @@ def test_allocation_is_all_or_nothing_and_leaves_what_is_to_be_spared():
     assert pool.allocate(one, 8, spare=4), "what it owns already needs no free block"
 
 
-def test_truncation_gives_back_the_blocks_that_rejected_draft_tokens_took():
-    pool, one = BlockPool(8, 4), request(range(6))
-    run(pool, one)
-    assert pool.allocate(one, 17) and pool.free_blocks == 3
-    pool.truncate(one, 8)
-    assert pool.free_blocks == 6
-    pool.truncate(one, 9)  # nothing to give back
-    assert pool.free_blocks == 6
-
-
 def test_lengths_alone_own_blocks_too_and_give_nothing_back_twice():
     pool, one = BlockPool(10**9, 4), Sequence(0, prompt_length=6)
     assert pool.match(one) == 0 and pool.allocate(one, 17) and pool.free_blocks == 10**9 - 5

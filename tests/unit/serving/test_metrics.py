@@ -3,17 +3,10 @@
 import math
 
 import pytest
+from support.schedules import run
 
 from lessons_lib.decoding.sequence import Sequence
-from lessons_lib.measure.cost import LinearCost
-from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.metrics import goodput, latency, service_level, usage
-from lessons_lib.serving.scheduler import Scheduler
-from lessons_lib.serving.simulator import simulate
-
-
-def run(made, max_num_seqs=2, blocks=10, block_size=4, **settings):
-    return simulate(made, Scheduler(BlockPool(blocks, block_size), max_num_seqs, **settings), LinearCost(step=1.0))
 
 
 def served(arrival, times, prompt=10):
@@ -66,10 +59,6 @@ def test_blocks_by_hand():
 def test_queueing_is_the_time_before_the_first_slot():
     log = run([Sequence(0, 0, 4, 3), Sequence(1, 0.5, 4, 1)], max_num_seqs=1)
     assert latency(log.requests).queueing[50] == 1.25  # of 0 and 2.5
-
-
-def test_preemptions_are_counted():
-    assert usage(run([Sequence(i, 0, 4, 5) for i in range(2)], blocks=3, watermark=0)).preemptions == 1
 
 
 def test_a_run_without_iterations_used_no_blocks():
