@@ -325,19 +325,6 @@ def test_tokens_are_streamed_as_they_are_committed():
         assert [] not in reader.pieces
 
 
-class Collected(list):
-    """The tokens so far; empty, and so false, at first."""
-
-    def __call__(self, tokens):
-        self.extend(tokens)
-
-
-def test_tokens_stream_into_an_empty_list_that_can_be_called():
-    engine, read = Engine(TARGET, Scheduler(BlockPool(20, 4), 3)), Collected()
-    engine.serve([engine.request(PREFIX, max_new_tokens=9, on_tokens=read)])
-    assert read == alone("plain", PREFIX, 9)
-
-
 def test_a_cancelled_request_stops_there_and_gives_its_blocks_to_others():
     engine = Engine(TARGET, Scheduler(BlockPool(12, 4), max_num_seqs=2))
     gone = Reader(3, lambda: [engine.cancel(requests[i]) for i in (0, 2, 3)])
@@ -515,13 +502,6 @@ def test_a_pool_does_not_find_what_another_pool_wrote_over():
     first, second = (Engine(shared, Scheduler(BlockPool(12, 4))) for _ in range(2))
     assert [served(first).reused, served(second, PROMPTS[6]).reused, served(first).reused] == [0, 0, 0]
     assert served(first).reused == 8
-
-
-def test_a_simulation_that_breaks_off_lets_the_next_run_begin():
-    scheduler = Scheduler(BlockPool(40), num_speculative_tokens=1)
-    with pytest.raises(ZeroDivisionError):
-        simulate([Sequence(0, prompt_length=4, output_length=3)], scheduler, LinearCost(1.0), lambda request, n: 1 // 0)
-    assert not scheduler.serving
 
 
 def test_a_second_run_on_a_scheduler_is_refused_and_the_first_goes_on():
