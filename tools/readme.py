@@ -23,8 +23,9 @@ README = ROOT / "README.md"
 CHOOSE = ROOT / "docs" / "choose.md"
 WORKFLOW = ".github/workflows/tests.yml"
 LESSONS = ("lesson", "question", "to read", "to run")
+TOGETHER = "ladder/grounded/vs-generate"
 SIX = ("technique", "times as fast (interval)", "compared with", "beside the official implementation")
-SHOWN = {  # six techniques of techniques.KNOWN that have a peer, in the lessons' order: what they are
+SHOWN = {  # six techniques of techniques.KNOWN that have a peer: what they are
     "continuous batching": "requests join and leave at every step; total throughput",
     "draft model": "a small model drafts, one pass checks; slower beside a compiled one",
     "prompt lookup, answers from a given text": "copied tokens as draft tokens",
@@ -41,8 +42,7 @@ QUESTIONS = {  # of lessons whose opening asks none
     "13": "Can a model draft for itself with its own first layers?",
     "16": "How can a text go on for ever in constant memory, and what is forgotten on the way?",
 }
-NAMED = {"a": "1", "one": "1", "two": "2", "three": "3", "four": "4", "five": "5"}
-TIME = r"{} time: *(?:about |under )?(?:(\d[\d.]*(?: to \d+)?|{}) minutes?)"
+TIME = r"{} time: (\d+(?: to \d+)?) minutes?"
 
 
 def main() -> None:
@@ -67,7 +67,8 @@ def filled(text: str, lessons: list[Lesson], folder: Path = CLAIMS.parent) -> st
     address = store.address()
     text = between(text, "badges", badges(address))
     text = between(text, "headline", headline(folder))
-    text = between(text, "picture", picture(lessons, folder))
+    found = predictions.collect(lessons, folder)
+    text = between(text, "picture", f"![{predictions.alt(found, predictions.misses(found))}](imgs/predictions.png)")
     text = between(text, "results", six_results(folder))
     return between(text, "lessons", lesson_table(lessons, address))
 
@@ -90,48 +91,33 @@ def badges(address: str) -> str:
     return f"[![tests]({tests}/badge.svg)]({tests})"
 
 
-def picture(lessons: list[Lesson], folder: Path) -> str:
-    """The picture of predictions with its alt text."""
-    found = predictions.collect(lessons, folder)
-    return f"![{predictions.alt(found, predictions.misses(found))}](imgs/predictions.png)" if found else ""
-
-
 def headline(folder: Path) -> str:
-    """What three techniques together gain, in a sentence; "" if it is not measured."""
-    if not (claim := measured(folder).get(list(SHOWN)[-1], ({}, None))[1]):
-        return ""
-    whole = re.search(r"([\d.]+) with the prefill", claim.note)
-    more = [claim.interval.words(tables.number)] if claim.interval else []
-    more += [f"{whole[1]} times with the time to read that text"] if whole else []
+    """What three techniques together gain, in a sentence."""
+    claim = claims(folder)[TOGETHER]
+    whole = re.search(r"([\d.]+) with the prefill", claim.note)[1]
     return (
         "Together, compiling, quantizing and prompt lookup make a small model decode answers from a given text "
-        f"**{tables.number(claim.measured)} times as fast** as transformers' `generate`, not compiled, on two CPU cores"
-        + (f" ({'; '.join(more)})." if more else ".")
+        f"**{tables.number(claim.measured)} times as fast** as transformers' `generate`, not compiled, on two CPU "
+        f"cores ({claim.interval.words(tables.number)}; {whole} times with the time to read that text)."
     )
 
 
-def measured(folder: Path) -> dict[str, tuple[dict[str, str], results.Result]]:
-    """Each technique's row and the claim of its speed, by its name."""
-    claims = {claim.claim: claim for claim in results.load(folder / "claims.json")}
-    speeds = {of.name: claims.get(of.speed) for of in techniques.KNOWN}
-    rows = techniques.technique_cells(folder)
-    return {row[0]: (dict(zip(techniques.TECHNIQUES, row, strict=True)), speeds[row[0]]) for row in rows}
+def claims(folder: Path) -> dict[str, results.Result]:
+    """The claims of claims.json, by name."""
+    return {claim.claim: claim for claim in results.load(folder / "claims.json")}
 
 
 def six_results(folder: Path) -> str:
     """Six techniques: how much faster than what, how it compares with an official implementation."""
-    cells, rows = measured(folder), []
-    for name, what in SHOWN.items():
-        if name in cells:
-            of, claim = cells[name]
-            gain = f"**{tables.number(claim.measured)}**"
-            if claim.interval:
-                gain += f" ({claim.interval.cell(tables.number)})"
-            if "prefill" in claim.baseline:
-                gain += ", decoding"
-            peer = re.sub(r" x \((.*)\)$", r" times as fast as \1", of["over its peer"])
-            rows.append([f"{name} ({what})" if what else name, gain, of["over"], peer])
-    summary = report.summary(results.load(folder / "claims.json"), folder, "[RESULTS.md](RESULTS.md)")
+    found, rows = claims(folder), []
+    for technique in (technique for technique in techniques.KNOWN if technique.name in SHOWN):
+        claim, peer = found[technique.speed], found[technique.peer]
+        gain = f"**{tables.number(claim.measured)}** ({claim.interval.cell(tables.number)})"
+        if "prefill" in claim.baseline:
+            gain += ", decoding"
+        beside = f"{tables.number(peer.measured)} times as fast as {technique.peer_name}"
+        rows.append([f"{technique.name} ({SHOWN[technique.name]})", gain, techniques.over(technique, claim), beside])
+    summary = report.summary([*found.values()], folder, "[RESULTS.md](RESULTS.md)")
     return f"{tables.markdown(SIX, rows)}\n\n{summary}"
 
 
@@ -146,20 +132,17 @@ def lesson_row(lesson: Lesson, address: str) -> list[str]:
     return [name.strip(), question(lesson, nb), *(f"{minutes} min" for minutes in times(nb))]
 
 
-def times(nb: nbformat.NotebookNode) -> tuple[str, ...]:
-    """Minutes to read and to run, as the opening says; "?" if nobody said."""
+def times(nb: nbformat.NotebookNode) -> list[str]:
+    """Minutes to read and to run, as the opening says."""
     opening = " ".join(nb.cells[0].source.split())
-    found = [re.search(TIME.format(kind, "|".join(NAMED)), opening) for kind in ("Reading", "Running")]
-    return tuple(NAMED.get(one[1], one[1]) if one else "?" for one in found)
+    return [re.search(TIME.format(kind), opening)[1] for kind in ("Reading", "Running")]
 
 
 def question(lesson: Lesson, nb: nbformat.NotebookNode) -> str:
-    """The first question of a lesson's opening; if it asks none, the typed one or the opening's first sentence."""
+    """The first question of a lesson's opening; if it asks none, the one of QUESTIONS."""
     prose = " ".join(line for line in nb.cells[0].source.splitlines() if not line.startswith("#"))
     found = re.search(r"[^.!?]*\?", prose)
-    if not found and lesson.number in QUESTIONS:
-        return QUESTIONS[lesson.number]
-    return (found or re.match(r"[^.!?]*[.!?]?", prose)).group().strip(" *_")
+    return found.group().strip(" *_") if found else QUESTIONS[lesson.number]
 
 
 if __name__ == "__main__":

@@ -39,7 +39,8 @@ OPENING = (
 
 def page(lessons: list[Lesson], folder: Path = CLAIMS.parent) -> str:
     """The text of RESULTS.md. folder: claims.json and the raw results."""
-    claims, gpu = results.load(folder / "claims.json"), of_gpu(folder)
+    claims = results.load(folder / "claims.json")
+    gpu = json.loads((folder / "gpu.json").read_text(encoding="utf-8"))  # what bench.on_gpu stored
     short = results.short_of_bar(claims)
     written = "<!-- `make bench` and `make lessons` write this page. -->"
     parts = [f"{written}\n\n# Results", OPENING, summary(claims, folder)]
@@ -50,26 +51,20 @@ def page(lessons: list[Lesson], folder: Path = CLAIMS.parent) -> str:
         if own:
             parts += [f"## [{title(lesson.read())}](notebooks/{lesson.path.name})", *(entry(one, gpu) for one in own)]
     rows = techniques.technique_cells(folder)
-    if rows:
-        parts += ["## Techniques side by side", TECHNIQUES, tables.markdown(techniques.TECHNIQUES, rows)]
-    parts += on_gpu(gpu)
-    off = misses(predictions(lessons, folder))
-    if off:
-        parts += ["## Predictions off by more than a factor of 1.25", OFF, tables.markdown(OFF_HEAD, map(off_row, off))]
+    parts += ["## Techniques side by side", TECHNIQUES, tables.markdown(techniques.TECHNIQUES, rows), *on_gpu(gpu)]
+    off = map(off_row, misses(predictions(lessons, folder)))
+    parts += ["## Predictions off by more than a factor of 1.25", OFF, tables.markdown(OFF_HEAD, off)]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
 def summary(claims: list[Result], folder: Path, page: str = "this page") -> str:
     """How many claims reach their bar, and where they were measured. page: where all of them are."""
-    if not claims:
-        return "Nothing is measured yet: `make bench` does it."
     reached = sum(claim.holds is True for claim in claims)
-    host = json.loads((folder / "claims.json").read_text(encoding="utf-8")).get("host", "")
-    dates = sorted(claim.date for claim in claims if claim.date)
-    when = f", {dates[0]} to {dates[-1]}" if dates else ""
+    host = json.loads((folder / "claims.json").read_text(encoding="utf-8"))["host"]
+    dates = [claim.date for claim in claims]
     reach = f"{reached} of {len(claims)} claims reach the bar set before measuring; {page} begins with the others."
     but = ", unless a claim names another machine" if any(claim.host for claim in claims) else ""
-    return f"{reach} Measured on: {results.described(host)}{when}{but}."
+    return f"{reach} Measured on: {results.described(host)}, {min(dates)} to {max(dates)}{but}."
 
 
 def topic(row: Result) -> str:
@@ -84,7 +79,7 @@ def entry(row: Result, gpu: dict) -> str:
     facts = [f"Baseline: {row.baseline}", *filter(None, row.note.split("; ")), *gpu_fact(row.claim, gpu)]
     raw = f"bench/results/{row.claim.replace('/', '-')}.json"
     found = f"[raw samples]({raw})" if row.measured is not None else "no samples"
-    facts.append(f"{row.date}{', quick run' * row.quick}{row.host and f', on {row.host}'}; {found}")
+    facts.append(f"{row.date}{row.host and f', on {row.host}'}; {found}")
     bullets = "\n".join(f"- {fact}" for fact in facts)
     return f"{sentence(claim, row)}{reason}\n\n<details><summary>{row.claim}</summary>\n\n{bullets}\n\n</details>"
 
@@ -155,15 +150,9 @@ TECHNIQUES = "Speedups are from the claims above. Published numbers are for othe
 GPU_HEAD = ("weights", "eager", "compiled", "CUDA graph", "limit of memory bandwidth")
 
 
-def of_gpu(folder: Path) -> dict:
-    """What bench.on_gpu stored; {} if nothing."""
-    path = folder / "gpu.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-
-
 def gpu_fact(name: str, gpu: dict) -> Iterator[str]:
     """The same claim on a GPU, if it was measured there."""
-    if name in gpu.get("serving", {}):
+    if name in gpu["serving"]:
         value, low, high, *_ = gpu["serving"][name]
         device = gpu["serving on"]["host"]["device"]
         interval = f", {tables.number(low)} to {tables.number(high)}" if low < high else ", one run"
@@ -171,12 +160,9 @@ def gpu_fact(name: str, gpu: dict) -> Iterator[str]:
 
 
 def on_gpu(gpu: dict) -> list[str]:
-    """A table of decode steps on a GPU, if there are any."""
-    steps = gpu.get("steps")
-    if not steps:
-        return []
+    """A table of decode steps on a GPU."""
     rows = [[name, *(f"{of[how]:.3g} ms" if of.get(how) else "-" for how in ("eager", "compiled", "graph", "limit"))]
-            for name, of in steps.items()]  # fmt: skip
+            for name, of in gpu["steps"].items()]  # fmt: skip
     head = f"Milliseconds of a decode step of the default model on an {gpu['steps on']['host']['device']}:"
     return ["## On a GPU", head, tables.markdown(GPU_HEAD, rows)]
 

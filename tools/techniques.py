@@ -113,11 +113,16 @@ def cells(technique: Technique, claims: dict[str, Result], results: Path) -> lis
         f"{len(kinds)}: {', '.join(dict.fromkeys(kinds))}" if kinds else "-",
         "-" if tau is None else tables.number(tau),
         times(raw["speed"][0] if "speed" in raw else claim.measured),  # some claims count forward passes instead
-        "; ".join(filter(None, [technique.over, claim.host and f"on {claim.host}"])),
+        over(technique, claim),
         times(predicted),
         times(claims[technique.peer].measured, technique.peer_name) if technique.peer in claims else "-",
         times(technique.published, technique.source),
     ]
+
+
+def over(technique: Technique, claim: Result) -> str:
+    """What the claim compares with, and the machine if it is not that of most claims."""
+    return f"{technique.over}; on {claim.host}" if claim.host else technique.over
 
 
 def times(value: float | None, name: str = "") -> str:

@@ -45,23 +45,18 @@ def test_a_claim_is_one_sentence_in_plain_words(row, said):
     assert report.sentence(report.run.CLAIMS[row.claim], row) == said
 
 
-def test_what_misses_its_bar_comes_first_with_its_reason_and_the_rest_by_lesson(tmp_path):
-    update(tmp_path / "claims.json", [of("medusa/vs-plain", 1.1), of("cache/512/vs-uncached", 9.0)])
-    (tmp_path / "gpu.json").write_text(json.dumps({"steps": {}}))
-    text = report.page(find(), tmp_path)
-    places = [text.index(part) for part in ("## What missed its bar", "It follows from", "## [02 ", "9 times")]
-    assert places == sorted(places) and "1 of 2 claims reach the bar set before measuring; this page begins" in text
-    assert re.findall("<summary>(.*?)</summary>", text) == ["medusa/vs-plain", "cache/512/vs-uncached"]
-    assert "- Baseline: the baseline\n- one thing\n- another\n" in text
-    assert "[raw samples](bench/results/cache-512-vs-uncached.json)" in text and "On a GPU" not in text
-
-
-def test_a_claim_that_was_also_measured_on_a_gpu_says_so(tmp_path):
-    update(tmp_path / "claims.json", [of("serving/vs-generate-batch", 3.5)])
+def test_the_page_has_what_misses_its_bar_first_then_claims_by_lesson_and_what_a_gpu_did(tmp_path):
+    named = ("medusa/vs-plain", 1.1), ("cache/512/vs-uncached", 9.0), ("serving/vs-generate-batch", 3.5)
+    update(tmp_path / "claims.json", [of(*one) for one in named], host="Machine X")
     gpu = {"serving": {"serving/vs-generate-batch": [9.03, 8.92, 9.82, ""]}}
     gpu |= {"serving on": {"host": {"device": "GPU X"}}, "steps on": {"host": {"device": "GPU X"}}}
     (tmp_path / "gpu.json").write_text(json.dumps(gpu | {"steps": {"bf16": {"eager": 9.7, "graph": 1.7}}}))
     text = report.page(find(), tmp_path)
+    places = [text.index(part) for part in ("## What missed its bar", "It follows from", "## [02 ", "9 times")]
+    assert places == sorted(places) and "2 of 3 claims reach the bar set before measuring; this page begins" in text
+    assert re.findall("<summary>(.*?)</summary>", text) == [name for name, _ in named]
+    assert "- Baseline: the baseline\n- one thing\n- another\n" in text
+    assert "[raw samples](bench/results/cache-512-vs-uncached.json)" in text
     assert "- on an GPU X: 9.03 times, 8.92 to 9.82" in text and "| bf16 | 9.7 ms | - | 1.7 ms | - |" in text
 
 

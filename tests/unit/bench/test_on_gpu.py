@@ -81,7 +81,7 @@ def test_a_stored_claim_is_what_the_page_of_results_reads_and_is_not_measured_ag
     monkeypatch.setattr(on_gpu, "claimed", lambda *_: measured.append(name) or [9.03, 8.92, 9.82, "bf16"])
     for _ in range(2):
         on_gpu.measure("serving", setup)
-    (said,) = report.gpu_fact(name, report.of_gpu(setup.results.parent))
+    (said,) = report.gpu_fact(name, stored(setup))
     assert said.endswith(": 9.03 times, 8.92 to 9.82") and measured == [name]
 
 
