@@ -142,8 +142,6 @@ def mean_rate(kinds: Sequence[Sequence[tuple]]) -> Ratio:
     Every kind has the same weight, however many texts it has. The interval comes from resampling texts within their
     kinds; the samples are forward passes per token, those of plain decoding first.
     """
-    if not kinds or not all(map(len, kinds)):
-        raise ValueError("every kind needs a text to count")
 
     def mean(sampled):
         sums = [np.array(texts, dtype=float)[those].sum(-2) for texts, those in zip(kinds, sampled, strict=True)]

@@ -41,7 +41,6 @@ html_math_renderer = "mathml"
 html_show_sourcelink = html_copy_source = html_show_copyright = False
 
 log = logging.getLogger(__name__)
-HEADING = re.compile(r"^#+ ", flags=re.M)
 OF_REPOSITORY = re.compile(
     r"\[([^\]]*)\]\((?:\.\./)?((?:notebooks|bench|lessons_lib)/[^)# ]*|RESULTS\.md|Makefile)([^)]*)\)"
 )
@@ -65,8 +64,8 @@ def write_lessons(notebooks: Path, docs: Path) -> None:
     for lesson in lessons:
         shutil.copy(lesson.path, folder / "notebooks")
         nb = render.readable(lesson.read())
-        nb.cells = [part for cell in nb.cells for part in parts(cell, folder)]
         for cell in nb.cells:
+            put_pictures_in_files(cell, folder)
             cell.source = cell.source.replace("](../RESULTS.md", "](results.md")
         nb.cells.insert(1, new_markdown_cell(f"{{download}}`This lesson as a notebook <notebooks/{lesson.path.name}>`"))
         nbformat.write(nb, folder / lesson.path.name)
@@ -98,20 +97,13 @@ def link_within_site(app, page: str, source: list[str]) -> None:
     source[0] = OF_REPOSITORY.sub(link, source[0])
 
 
-def parts(cell: nbformat.NotebookNode, folder: Path) -> list[nbformat.NotebookNode]:
-    """A cell with its pictures as files. Text with headings among its outputs becomes a cell of its own."""
-    if cell.cell_type != "code":
-        for name, picture in cell.pop("attachments", {}).items():
-            (folder / "figures" / name).write_bytes(base64.b64decode(picture["image/png"]))
-            cell.source = cell.source.replace(f"(attachment:{name})", f"(figures/{name}){{width=704px}}")
-        return [cell]
-    cell.outputs = [shown(output, folder) for output in cell.outputs]
-    last = cell.outputs[-1].get("data", {}).get("text/markdown", "") if cell.outputs else ""
-    if not HEADING.search(last):
-        return [cell]
-    cell.outputs.pop()
-    cell.metadata["tags"] = [*cell.metadata.get("tags", []), "hide-input"]
-    return [new_markdown_cell(last), cell]
+def put_pictures_in_files(cell: nbformat.NotebookNode, folder: Path) -> None:
+    """Replace a cell's attached pictures and its outputs' figures by files, in place."""
+    for name, picture in cell.pop("attachments", {}).items():
+        (folder / "figures" / name).write_bytes(base64.b64decode(picture["image/png"]))
+        cell.source = cell.source.replace(f"(attachment:{name})", f"(figures/{name}){{width=704px}}")
+    if cell.cell_type == "code":
+        cell.outputs = [shown(output, folder) for output in cell.outputs]
 
 
 def shown(output: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookNode:

@@ -12,6 +12,7 @@ import importlib.util
 import json
 import keyword
 import re
+import shutil
 import subprocess
 import sys
 import tokenize
@@ -58,10 +59,9 @@ def main() -> int:
 
 
 def write_scripts(folder: Path) -> None:
-    """Write the code of each lesson as a script, and remove the scripts of lessons that are gone."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for script in list(folder.glob("*.py")):
-        script.unlink()
+    """Write the code of each lesson as a script into a fresh folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     for lesson in find():
         code = [cell.source for cell in lesson.read().cells if cell.cell_type == "code"]
         (folder / f"{lesson.name}.py").write_text("\n".join(code), encoding="utf-8")

@@ -27,9 +27,8 @@ LINK_ID = "open-in-colab"
 CODE = "stored_code"  # in a notebook's metadata: the fingerprint of the code that made its outputs
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 DROPPED = ("application/vnd.jupyter.widget-view+json", "image/svg+xml", "application/javascript")
-# OpenMP's threads spin while they wait for each other. With the default count another busy program takes most of their
-# speed: eager decoding falls to 39% and compiled to 29%. With 1000 turns they keep 99% and 37%, and lose 5 to 15%
-# when they run alone.
+# OpenMP's threads spin while they wait for each other; with fewer turns than by default another busy program costs them
+# less speed.
 # pip gets the exact version of an installed torch, so that it keeps it or stops. The clone is also added to sys.path,
 # because this process does not see an editable install.
 SETUP = """\
@@ -178,11 +177,11 @@ def put_setup(nb: nbformat.NotebookNode, name: str, address: str) -> None:
     nb.cells = [*cells[:1], *opening, setup, *cells[1:]]
 
 
-def put_drawings(nb: nbformat.NotebookNode, imgs: Path = ROOT / "imgs") -> None:
+def put_drawings(nb: nbformat.NotebookNode) -> None:
     """Attach the current drawings of imgs/ to the cells that show them, in place."""
     for cell in nb.cells:
         for name in cell.get("attachments", {}):
-            cell.attachments[name] = {"image/png": base64.b64encode((imgs / name).read_bytes()).decode()}
+            cell.attachments[name] = {"image/png": base64.b64encode((ROOT / "imgs" / name).read_bytes()).decode()}
 
 
 if __name__ == "__main__":

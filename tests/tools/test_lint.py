@@ -142,12 +142,3 @@ def test_code_that_is_exported_and_used_by_nobody_is_reported(tmp_path):
     (tmp_path / "lesson.py").write_text("from pack import taken\n\ntaken()")
     heard = lint.complaint([sys.executable, *lint.VULTURE, str(tmp_path)])
     assert "unused function 'forgotten'" in heard and heard.count("unused") == 1
-
-
-def test_the_script_of_a_lesson_that_is_gone_is_removed(tmp_path, monkeypatch, write_lesson):
-    lesson = write_lesson("00_a_lesson", "print(tokens)")
-    monkeypatch.setattr(lint, "find", lambda: [lesson])
-    (tmp_path / "scripts").mkdir()
-    (tmp_path / "scripts" / "01_gone.py").write_text("unused = 1")
-    lint.write_scripts(tmp_path / "scripts")
-    assert [path.name for path in (tmp_path / "scripts").iterdir()] == ["00_a_lesson.py"]

@@ -32,16 +32,15 @@ def cells():
     outputs = [
         new_output("stream", name="stdout", text="one line\n"),
         new_output("display_data", {"image/png": png(), "text/plain": ALT}, metadata=figure),
+        new_output("display_data", {"text/markdown": "$y$ is 3."}),
         new_output("display_data", {MIME: [], "text/html": "<table><tr><td>rows</td></tr></table>"}),
     ]
-    summary = new_output("display_data", {"text/markdown": "## Summary\n\n$y$ is 3."})
     return [
         new_markdown_cell("## Predict\n\nAs in $\\frac{a}{b} < 1$, arXiv 1706.03762; \\$5 a token.\n\n$$x^2$$"),
         new_markdown_cell("All claims: [RESULTS.md](../RESULTS.md)."),
         new_markdown_cell("![a drawing](attachment:x.png)", attachments={"x.png": {"image/png": png()}}),
         new_markdown_cell("<details><summary>Solution</summary>\n\nIt is `7`, **surely**.\n\n</details>"),
         new_code_cell("print(1)", outputs=outputs),
-        new_code_cell("Markdown(text)", outputs=[summary]),
     ]
 
 
@@ -72,7 +71,7 @@ def test_a_small_site_is_built_whole_and_loads_nothing_from_elsewhere(build, tmp
     assert re.search(r'alt="a drawing"[^>]*src="../_images/x.png"', page)
     assert re.search(r"<details>.*<code.*7.*<strong>surely.*</details>", page, re.S)
     assert re.search(r'href="results.html"[^>]*>(?:<[^>]*>)*RESULTS.md', page)
-    assert "one line" in page and "<td>rows</td>" in page and "<h2>Summary" in page
+    assert "one line" in page and "<td>rows</td>" in page
     assert "find_spec" not in page  # the silent set-up cell
     assert "roofline" in pages["glossary.html"] and "arxiv.org/abs/1706.03762" in pages["references.html"]
     assert 'href="lessons/00_a_lesson.html"' in pages["index.html"] and "scorecard.html" in pages
