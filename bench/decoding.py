@@ -6,7 +6,6 @@
 import json
 from collections.abc import Iterator
 from functools import cache, partial
-from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -195,13 +194,14 @@ def static_cache_usages(network, ids: list[int], new: int, repeats: int, backend
     return {"seconds": seconds, "compile_seconds": {name: first[name] for name in compiled}}
 
 
-def main(path: Path = RESULTS / "static-cache-usages.json") -> None:
+def main() -> None:
     """Measure the ways on the full model in float32, and store the raw samples."""
     if warning := machine.busy_warning():
         say(warning)
     lm = common.model("fp32")
     found = static_cache_usages(lm.network, lm.tokenizer(PROMPT).input_ids, new=48, repeats=7)
     facts = {"host": machine.host(), "versions": machine.versions(), "dtype": "fp32", "unit": "s"}
+    path = RESULTS / "static-cache-usages.json"
     path.write_text(json.dumps(facts | found, indent=1) + "\n", encoding="utf-8")
     say(f"stored in {path.name}")
 

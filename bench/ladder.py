@@ -309,8 +309,8 @@ def quality_facts(quick: bool) -> dict:
         | {name: sum(of.parts.values()) for name, of in plain_peers().items()},
         "tokens_read": reference.tokens,
         "perplexity_fp32": reference.perplexity,
-        "compile_seconds": {name: getattr(of, "compile_seconds", {}) for name, of in targets(quick).items()},
-        "problems": {name: of.problem for name, of in targets(quick).items() if getattr(of, "problem", None)},
+        "compile_seconds": {name: of.compile_seconds for name, of in targets(quick).items()},
+        "problems": {name: of.problem for name, of in targets(quick).items() if of.problem},
         "llamacpp": {
             name: {"version": of.version, "built for": of.instructions, "parts": of.parts}
             for name, of in plain_peers().items()
@@ -355,9 +355,10 @@ def configuration_methods(run: Run, ids: list[int]) -> dict[str, Callable[[], Ma
     The adaptive lookup gets a width curve timed just before the text. Memory bandwidth shared with other machines
     varies over time, and when it is high, extra tokens cost more relative to a one-token pass.
     """
+    theirs = partial(clocked_transformers, common.model().network)
     found = {
-        "generate": partial(made_by_transformers, ids),
-        "generate, compiled": partial(made_by_transformers, ids, **static_and_compiled(CONTEXT)),
+        "generate": partial(by_peer, theirs, ids),
+        "generate, compiled": partial(by_peer, partial(theirs, **static_and_compiled(CONTEXT)), ids),
         "decoder": partial(ours, common.eager(), ids),
     }
     for name, of in targets(run.quick).items():
@@ -365,18 +366,12 @@ def configuration_methods(run: Run, ids: list[int]) -> dict[str, Callable[[], Ma
         if drafts_on(name):
             v = common.costs_of(of, medusa.widths_of(of), run.repeats, CACHED)
             found |= {f"{name} + {who}": partial(ours, of, ids, proposer(who, of, run, v)) for who in PROPOSERS}
-    return found | {name: partial(by_peer, of, ids) for name, of in peers().items()}
+    return found | {name: partial(by_peer, of.write, ids) for name, of in peers().items()}
 
 
-def made_by_transformers(ids: list[int], **options) -> Made:
-    """TOKENS new tokens by transformers' generate; of their stats only the prefill is known."""
-    new, timeline = clocked_transformers(common.model().network, ids, questions.TOKENS, **options)
-    return new, seen_prefill(ids, timeline)
-
-
-def by_peer(of: llamacpp.LlamaCpp, ids: list[int]) -> Made:
-    """The same by llama.cpp."""
-    new, timeline = of.write(ids, questions.TOKENS)
+def by_peer(write: Callable, ids: list[int]) -> Made:
+    """TOKENS new tokens by transformers or llama.cpp; of their stats only the prefill is known."""
+    new, timeline = write(ids, questions.TOKENS)
     return new, seen_prefill(ids, timeline)
 
 

@@ -35,6 +35,7 @@ from bench.common import CLAIMS, Claim, Measured, NotMeasured, Run
 from lessons_lib.data import questions
 from lessons_lib.measure import machine
 from lessons_lib.measure.results import claim_table, load, make_claim, update
+from lessons_lib.paths import ROOT, write_whole
 from lessons_lib.progress import bar, say
 
 BENCHES = (
@@ -49,7 +50,6 @@ BENCHES = (
     "ladder",
     "streaming",
 )
-ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
 OTHERS = ROOT / "build" / "bench"  # results of quick runs and of other files' questions
 UNFINISHED = ROOT / "build" / "bench-unfinished.json"
@@ -61,25 +61,25 @@ for name in BENCHES:
 def main() -> int:
     """Measure the named claims and print their table; returns the exit status, 2 if no such claim exists."""
     options = parse()
+    run = Run(options.quick, options.questions)
     try:
-        chosen, asked = choose(options), key_of(options.questions)
+        chosen, folder = choose(options), results(run)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     if warning := machine.busy_warning():
         say(warning)
     # continue an interrupted run of the same command
-    run, wanted = Run(options.quick, options.questions), [chosen, options.quick, asked]
+    wanted = [chosen, str(folder)]
     done = unfinished(wanted)
     for name in (progress := bar(chosen, desc="claims", unit="claim")):
         progress.set_postfix_str(name)
         if name not in done:
-            record(CLAIMS[name], run)
+            record(CLAIMS[name], run, folder)
             done.append(name)
-            UNFINISHED.parent.mkdir(exist_ok=True)
-            UNFINISHED.write_text(json.dumps({"wanted": wanted, "done": done}))
+            write_whole(UNFINISHED, json.dumps({"wanted": wanted, "done": done}))
     UNFINISHED.unlink(missing_ok=True)
-    print(claim_table([row for row in load(results(run) / "claims.json") if row.claim in chosen]))
+    print(claim_table([row for row in load(folder / "claims.json") if row.claim in chosen]))
     return 0
 
 
@@ -93,22 +93,23 @@ def choose(options: argparse.Namespace) -> list[str]:
     return chosen
 
 
-def key_of(file: Path | None) -> str:
-    """Key that distinguishes question files, "" for our own questions. Raises ValueError for an invalid file."""
-    if not file:
-        return ""
+def results(run: Run) -> Path:
+    """Folder for rows and raw samples; quick runs and every file of questions have their own.
+
+    Raises ValueError for a file that holds no questions.
+    """
+    parts = [run.questions.stem, key_of(run.questions)] if run.questions else []
+    parts += ["quick"] if run.quick else []
+    return OTHERS / "-".join(parts) if parts else RESULTS
+
+
+def key_of(file: Path) -> str:
+    """Key that distinguishes the contents of question files. Raises ValueError for an invalid one."""
     try:
         questions(file)
     except OSError as error:
         raise ValueError(f"cannot read {file}: {error.strerror}; --questions takes a file of questions") from None
-    return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-def results(run: Run) -> Path:
-    """Folder for rows and raw samples; quick runs and every file of questions have their own."""
-    parts = [run.questions.stem, key_of(run.questions)[:8]] if run.questions else []
-    parts += ["quick"] if run.quick else []
-    return OTHERS / "-".join(parts) if parts else RESULTS
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:8]
 
 
 def parse() -> argparse.Namespace:
@@ -122,32 +123,27 @@ def parse() -> argparse.Namespace:
 
 def unfinished(wanted: list) -> list[str]:
     """Claims that an interrupted run of the same command has measured already."""
-    try:
-        before = json.loads(UNFINISHED.read_text())
-    except (OSError, ValueError):  # missing, or the run was interrupted while writing
-        return []
-    if before["wanted"] != wanted:
+    before = json.loads(UNFINISHED.read_text()) if UNFINISHED.exists() else {}
+    if before.get("wanted") != wanted:
         return []
     say(f"going on with the run that was interrupted: {len(before['done'])} claims are measured")
     return before["done"]
 
 
-def record(claim: Claim, run: Run) -> None:
-    """Measure one claim and write its row and its raw samples to disk."""
+def record(claim: Claim, run: Run, folder: Path) -> None:
+    """Measure one claim and write its row and its raw samples into the folder."""
     try:
         measured = claim.measure(run)
     except NotMeasured as problem:
         say(f"{claim.name}: {problem}")
         measured = Measured(None, str(problem))
-    facts = (claim.bar, claim.compared_with(run), claim.unit, measured.note)
-    machine_facts = {"host": machine.host(), "versions": machine.versions()}
-    row = make_claim(claim.name, measured.ratio, *facts)
-    update(results(run) / "claims.json", [row], run.quick, **machine_facts)
-    if measured.ratio:
-        ratio = measured.ratio
-        raw = {"claim": claim.name, **machine_facts, "dtype": claim.dtype, "unit": "s"}
+    ratio, facts = measured.ratio, {"host": machine.host(), "versions": machine.versions()}
+    row = make_claim(claim.name, ratio, claim.bar, claim.compared_with(run), claim.unit, measured.note)
+    update(folder / "claims.json", [row], run.quick, **facts)
+    if ratio:
+        raw = {"claim": claim.name, **facts, "dtype": claim.dtype, "unit": "s"}
         raw |= {"a": ratio.a.times, "b": ratio.b.times} | (measured.facts or {})
-        path = results(run) / f"{claim.name.replace('/', '-')}.json"
+        path = folder / f"{claim.name.replace('/', '-')}.json"
         path.write_text(json.dumps(raw, indent=1) + "\n", encoding="utf-8")
 
 

@@ -42,14 +42,9 @@ def test_pins_are_exact_unique_and_of_no_build_and_torch_is_first():
 
 
 def test_pins_cover_what_the_requirements_require_in_turn():
-    missing = set()
-    for name in PINNED:
-        try:
-            requires = distribution(name).requires or []
-        except PackageNotFoundError:
-            continue
-        needed = (Requirement(text) for text in requires)
-        missing |= {r.name for r in needed if (not r.marker or r.marker.evaluate({"extra": ""})) and in_reach(r)}
+    found = filter(None, map(installed, PINNED))
+    needed = [Requirement(text) for package in found for text in package.requires or []]
+    missing = {r.name for r in needed if (not r.marker or r.marker.evaluate({"extra": ""})) and in_reach(r)}
     assert missing == set()
 
 
@@ -96,11 +91,18 @@ def imported(paths: Iterable[Path]) -> set[str]:
     return names - set(sys.stdlib_module_names) - {"lessons_lib"}
 
 
+PROVIDERS = packages_distributions() | {"llama_cpp": ["llama-cpp-python"], "torchao": ["torchao"]}  # may be missing
+
+
+def provided(names: set[str]) -> set[str]:
+    """The packages that provide these names."""
+    return {canonicalize_name(provider) for name in names for provider in PROVIDERS.get(name, [])}
+
+
 def missing(names: set[str], required: list[Requirement]) -> set[str]:
     """The names that none of the required packages provides."""
     enough = {canonicalize_name(r.name) for r in required}
-    providers = packages_distributions() | {"llama_cpp": ["llama-cpp-python"], "torchao": ["torchao"]}  # may be missing
-    return {name for name in names if not {canonicalize_name(one) for one in providers.get(name, [])} & enough}
+    return {name for name in names if not provided({name}) & enough}
 
 
 def test_whatever_the_library_imports_is_required():
@@ -118,12 +120,6 @@ def test_all_but_what_shows_and_runs_lessons_needs_no_extra_and_every_requiremen
     core = imported(path for path in library.rglob("*.py") if path.relative_to(library).parts[0] not in FOR_LESSONS)
     assert missing(core, CORE) <= OPTIONAL
     assert {canonicalize_name(r.name) for r in CORE} - provided(core) == set()
-
-
-def provided(names: set[str]) -> set[str]:
-    """The packages that provide these names."""
-    providers = packages_distributions()
-    return {canonicalize_name(provider) for name in names for provider in providers.get(name, [])}
 
 
 def test_the_console_script_is_there():

@@ -104,27 +104,26 @@ def test_each_rule_finds_its_break(sound, problems, break_it, said):
     assert said in problems(sound)
 
 
-def test_addresses_and_fractions_are_no_absolute_paths(sound, problems):
-    last(sound).source = "'https://example.org/home/user', 'see a/tmp/b', 'N: x', 3 /2"
-    assert problems(stamp(sound)) == ""
+def collapse(**metadata):
+    def change(nb):
+        last(nb).source = f"x = {'1' * 117}"
+        last(nb).metadata = metadata
+
+    return change
 
 
-def test_names_of_the_library_the_lesson_and_other_programs_are_known(sound, problems):
-    sound.cells.append(
-        new_markdown_cell("`generate(tokens)`, `--max-new-tokens`\n\n```\nanything_else\n```\n`flex_attention`")
-    )
-    assert problems(sound) == ""
+ALLOWED = {
+    "addresses and fractions": source("'https://example.org/home/user', 'see a/tmp/b', 'N: x', 3 /2"),
+    "known names": markdown("`generate(tokens)`, `--max-new-tokens`\n\n```\nanything_else\n```\n`flex_attention`"),
+    "figure with words": output("display_data", {"image/png": "aaaa"}, metadata={"image/png": {"alt": "A line"}}),
+    "long line that JupyterLab hides": collapse(jupyter={"source_hidden": True}),
+    "long line that the site hides": collapse(tags=["hide-input"]),
+}
 
 
-def test_figure_with_alt_text_is_fine(sound, problems):
-    output("display_data", {"image/png": "aaaa"}, metadata={"image/png": {"alt": "A line"}})(sound)
-    assert problems(sound) == ""
-
-
-@pytest.mark.parametrize("metadata", [{"jupyter": {"source_hidden": True}}, {"tags": ["hide-input"]}])
-def test_a_collapsed_cell_may_have_long_lines(sound, problems, metadata):
-    last(sound).source = f"x = {'1' * 117}"
-    last(sound).metadata = metadata
+@pytest.mark.parametrize("change", ALLOWED.values(), ids=ALLOWED.keys())
+def test_what_the_rules_allow(sound, problems, change):
+    change(sound)
     assert problems(stamp(sound)) == ""
 
 

@@ -15,9 +15,9 @@ from tools import predictions, readme, report
 ROWS = {row.claim: row for row in load(CLAIMS)}
 
 
-def of(name: str, value: float | None, low=None, high=None, runs=None):
-    """The stored claim with another value and interval, or range of a few runs."""
-    found = value if low is None else Interval(value, low, high, runs=runs)
+def of(name: str, value: float | None, low=None, high=None):
+    """The stored claim with another value and interval."""
+    found = value if low is None else Interval(value, low, high)
     return make_claim(name, found, ROWS[name].bar, "the baseline", note="one thing; another")
 
 
@@ -25,18 +25,9 @@ def of(name: str, value: float | None, low=None, high=None, runs=None):
     "row, said",
     [
         (
-            of("prompt-lookup/grounded/vs-plain", 2.2, 1.8, 2.7),
-            "**Prompt lookup makes answers from a given text 2.2 times as fast**; 95%: 1.8 to 2.7; bar: at least 2.0.",
-        ),
-        (
             of("serving/overhead", 0.0512, 0.04, 0.06),
             "**Scheduling, block tables and sampling add 5.12% to a compiled forward pass of 16 sequences**; "
             "95%: 4% to 6%; bar: at most 8%.",
-        ),
-        (
-            of("serving/vs-vllm", 1.04, 1.01, 1.16, runs=3),
-            "**Our engine serves requests 1.04 times as fast as vLLM's build for the CPU**; "
-            "lowest to highest of 3 runs: 1.01 to 1.16; bar: at least 1.0.",
         ),
         (of("serving/vs-vllm", None), "Not measured: one thing; another; bar: at least 1.0."),
     ],

@@ -35,19 +35,14 @@ def test_a_stored_lesson_keeps_its_ids_and_the_house_rules(write_lesson):
     assert now.cells[-1].metadata == {} and set(now.metadata) == {"kernelspec", "language_info", store.CODE}
 
 
-def test_storing_twice_gives_the_same_bytes(write_lesson):
-    lesson = write_lesson("00_a_lesson", "print(tokens)")
-    store.store([lesson])
+def test_storing_twice_gives_the_same_bytes_and_text_that_was_streamed_in_pieces_is_one(write_lesson):
+    lesson = write_lesson("00_a_lesson", "import time\nfor c in 'abc':\n    print(c, flush=True)\n    time.sleep(0.3)")
+    assert store.store([lesson]) == 0
     once = lesson.path.read_bytes()
+    assert [output.text for output in lesson.read().cells[-1].outputs] == ["a\nb\nc\n"]
     store.store([lesson])
     assert lesson.path.read_bytes() == once
     assert once.endswith(b"}\n") and b'\n "cells"' in once and json.loads(once)["nbformat_minor"] == 5
-
-
-def test_text_that_was_streamed_in_pieces_is_stored_as_one(write_lesson):
-    lesson = write_lesson("00_a_lesson", "import time\nfor c in 'abc':\n    print(c, flush=True)\n    time.sleep(0.3)")
-    assert store.store([lesson]) == 0
-    assert [output.text for output in lesson.read().cells[-1].outputs] == ["a\nb\nc\n"]
 
 
 @pytest.mark.parametrize("source, said", [

@@ -48,6 +48,7 @@ def test_the_ways_are_stored_for_the_lesson(tmp_path, monkeypatch):
     model = SimpleNamespace(network=tiny(1, torch.float32), tokenizer=lambda text: SimpleNamespace(input_ids=[5, 80]))
     monkeypatch.setattr(common, "model", lambda dtype: model)
     monkeypatch.setattr(decoding, "static_cache_usages", lambda *args, **options: {"seconds": {"a": [1.0]}})
-    decoding.main(tmp_path / "usages.json")
-    stored = json.loads((tmp_path / "usages.json").read_text())
+    monkeypatch.setattr(decoding, "RESULTS", tmp_path)
+    decoding.main()
+    stored = json.loads((tmp_path / "static-cache-usages.json").read_text())
     assert stored["seconds"] == {"a": [1.0]} and stored["dtype"] == "fp32" and stored["host"]["cpu"]

@@ -57,7 +57,7 @@ def bench(monkeypatch):
     model = with_heads(monkeypatch)
     made = {"compiled": model.target(), "W8A16": model.target(), "W4A16": surer(model)}
     for target in made.values():
-        target.capacity, target.widths, target.compile_seconds = 64, [1, 3, 11], {1: 2.0}
+        target.capacity, target.widths, target.compile_seconds, target.problem = 64, [1, 3, 11], {1: 2.0}, None
     monkeypatch.setattr(ladder, "targets", lambda quick: dict(list(made.items())[: 2 if quick else 3]))
     monkeypatch.setattr(ladder, "peers", lambda: {})
     monkeypatch.setattr(ladder, "light", lambda: "W8A16")
@@ -85,8 +85,7 @@ def test_all_configurations_take_turns_on_free_and_on_grounded_questions(bench):
         bench.GROUNDED
     )
     assert measured.facts["questions"] == free and len(free) == 6 and len(grounded) == 6
-    names = {"generate", "generate, compiled", "decoder"}
-    names |= NAMES
+    names = {"generate", "generate, compiled", "decoder"} | NAMES
     for row in free:
         assert {name for name, made in row.items() if isinstance(made, dict)} == names
         assert all(row[name]["tokens"] == TOKENS and row[name]["prefill"] > 0 for name in names)
