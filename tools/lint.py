@@ -42,9 +42,8 @@ ABSOLUTE = re.compile(r"(?<![\w.:/<])/(?:home|root|tmp|work|usr|opt|var|mnt|User
 INLINE = re.compile(r"`([^`\n]+)`")
 IDENTIFIER = re.compile(r"\b[A-Za-z_]\w*")
 ELSEWHERE = set(  # names in lessons' texts that belong to torch, transformers, vLLM, a file or a token
-    "TORCH_LOGS recompiles set_stance fail_on_recompile mark_static_address batch_size sdp_utils flex_attention _3 _4 "
-    "flash_attention_2 attn_implementation causal_lower_right pad_to_multiple_of int4_weight_only "
-    "get_memory_footprint FOLDER d11c2ea autotune avx2 im_start im_end You First Citizen push".split()
+    "TORCH_LOGS recompiles set_stance fail_on_recompile mark_static_address sdp_utils flex_attention _3 _4 "
+    "flash_attention_2 attn_implementation causal_lower_right autotune avx2 im_start".split()
 )
 NO_ALT = re.compile(r"!\[\s*\]\(|<img(?![^>]*\balt=\"[^\"])")
 
