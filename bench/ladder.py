@@ -335,7 +335,7 @@ def plain_peers() -> dict[str, llamacpp.LlamaCpp]:
     return {name: peers()[name] for name in undrafted(peers())}
 
 
-def proposer(who: str, of: Target, run: Run, v: WidthCurve = None) -> Proposer:
+def proposer(who: str, of: Target, run: Run, v: WidthCurve | None = None) -> Proposer:
     """The proposer of this name: smol-draft, prompt lookup with its defaults or with adaptive length, or smol-medusa.
 
     v: width curve of the adaptive lookup (None: the curve used for the predicted costs). Medusa gets the tree that is

@@ -29,6 +29,7 @@ from pathlib import Path
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import LlamaConfig
 
 from bench import serving
 from bench.common import CLAIMS, Run
@@ -41,8 +42,9 @@ from lessons_lib.measure import machine
 from lessons_lib.measure.clock import QUICK, timed
 from lessons_lib.measure.config import CONFIGS, ModelConfig
 from lessons_lib.measure.profiler import peak_bytes
-from lessons_lib.models import LanguageModel, ModelUnavailable, tiny
+from lessons_lib.models import LanguageModel, ModelUnavailable
 from lessons_lib.models.decoder import Decoder
+from lessons_lib.models.tiny_models import random_network
 from lessons_lib.paths import write_whole
 from lessons_lib.progress import say
 from lessons_lib.quantization import bytes_read, quantize_model
@@ -340,9 +342,13 @@ def language_model(setup: Setup) -> LanguageModel:
             return load(c.name, setup.device, setup.dtype)
     except ModelUnavailable as missing:
         say(f"{missing}; random weights serve instead")
-    sizes = dict(width=c.hidden_size, heads=c.num_heads, kv_heads=c.num_kv_heads, vocab_size=c.vocab_size, tied=True)
-    network = tiny(c.num_layers, setup.dtype, context=c.max_position_embeddings, **sizes).to(setup.device)
-    return LanguageModel(network, None, c.name, setup.device, setup.dtype)
+    config = LlamaConfig(
+        vocab_size=c.vocab_size, hidden_size=c.hidden_size, intermediate_size=c.intermediate_size,
+        num_hidden_layers=c.num_layers, num_attention_heads=c.num_heads, num_key_value_heads=c.num_kv_heads,
+        head_dim=c.head_dim, max_position_embeddings=c.max_position_embeddings, bos_token_id=None, eos_token_id=None,
+        pad_token_id=None, tie_word_embeddings=c.tie_word_embeddings,
+    )  # fmt: skip
+    return LanguageModel(random_network(config, setup.dtype).to(setup.device), None, c.name, setup.device, setup.dtype)
 
 
 def lessons(setup: Setup) -> Iterator[Task]:

@@ -16,7 +16,7 @@ from lessons_lib.decoding.text import Detokenizer, StoppedText, TextStream
 class Bytes:
     """One token a byte: the worst case for stop texts and for characters of several bytes."""
 
-    def decode(self, ids, skip_special_tokens=False):
+    def decode(self, ids, **_):
         return bytes(ids).decode("utf-8", errors="replace")
 
 
