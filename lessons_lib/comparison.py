@@ -86,7 +86,7 @@ class Comparison:
         self.outputs: dict[tuple[str, int, int], Output] = {}  # (technique, prompt, repeat)
         self.divergences: dict[tuple[str, int], Divergence | None] = {}  # (technique, prompt), once computed
         self.problems: dict[str, str] = {}  # technique: why it was not measured
-        self.trials: dict[str, Output] = {}  # the untimed runs, all on one prompt
+        self.trials: dict[str, tuple[list[int], Output]] = {}  # the untimed runs, with their prompts
         self.unlimited = 0.0  # seconds that the timed runs would take without a limit, by these trials
 
     # --- Running
@@ -101,19 +101,23 @@ class Comparison:
 
         seconds: for the timed runs; see `fit`.
         """
-        # Warm up on a prompt of middle length. A compiled target compiles at its first pass of each width, so it runs
-        # as long as it will be timed
-        ids = sorted(self.prompts, key=len)[(len(self.prompts) - 1) // 2]
+        # Warm up on a prompt of middle length, or the next one if its text ends in the prefill. A compiled target
+        # compiles at its first pass of each width, so it runs as long as it will be timed
+        middle = median(map(len, self.prompts))
+        by_length = sorted(self.prompts, key=lambda ids: abs(len(ids) - middle))
         for name, engine in self.engines.items():
             whole = isinstance(getattr(engine, "target", None), CompiledTarget)
             new = self.max_new_tokens if whole else min(WARM_UP, self.max_new_tokens)
-            for _ in range(1 if self.target.device.type == "cpu" else 2):  # a GPU first loads its kernels
-                out = self._try(name, ids, new)
+            for ids in by_length:
+                for _ in range(1 if self.target.device.type == "cpu" else 2):  # a GPU first loads its kernels
+                    out = self._try(name, ids, new)
+                if out is None or after_prefill(out.stats):
+                    break
             if out is not None:
-                self.trials[name] = out
+                self.trials[name] = ids, out
             yield name
         if seconds is not None:
-            self.fit(seconds, len(ids))
+            self.fit(seconds)
         # Run in turn, every other time backwards
         for prompt, ids in enumerate(self.prompts):
             for repeat in range(self.repeats):
@@ -123,19 +127,18 @@ class Comparison:
                         self.outputs[name, prompt, repeat] = out
                     yield name
 
-    def fit(self, seconds: float, tried: int) -> None:
+    def fit(self, seconds: float) -> None:
         """Let the timed runs take about this long: leave out what was SLOW in its trial, then shorten the texts.
 
-        tried: tokens of the trials' prompt. Nothing changes if the time is enough. Texts keep FEWEST tokens, even if
-        they take longer than that.
+        Nothing changes if the time is enough. Texts keep FEWEST tokens, even if they take longer than that.
         """
         # Time per token of each technique, and of its prefill per prompt token, from the untimed runs
         pace, prefill = {}, {}
-        for name, out in self.trials.items():
+        for name, (ids, out) in self.trials.items():
             steps = after_prefill(out.stats)[1:] or after_prefill(out.stats)  # the first one prepares much
             if steps:
                 pace[name] = median(step.t_total for step in steps) / mean(step.committed for step in steps)
-                prefill[name] = sum(step.t_total for step in out.stats if step.is_prefill) / tried
+                prefill[name] = sum(step.t_total for step in out.stats if step.is_prefill) / len(ids)
 
         def reading() -> float:
             return sum(map(len, self.prompts)) * sum(prefill.values())

@@ -114,6 +114,8 @@ def split_kv(q: Tensor, keys: Tensor, values: Tensor, splits: int) -> tuple[Tens
     check(q, keys, values)
     if splits < 1:
         raise ValueError(f"splits={splits} must be at least 1")
+    if not (q.shape[1] and keys.shape[1]):
+        raise ValueError("without queries or keys there is nothing to split")
     size = -(-keys.shape[1] // splits)
     # 1. each worker attends to its own keys
     shares = [slice(at, at + size) for at in range(0, splits * size, size)]

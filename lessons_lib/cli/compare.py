@@ -182,14 +182,15 @@ def measure(comparison: Comparison, seconds: float | None) -> int:
 
 
 def few(comparison: Comparison, asked: int, minutes: float) -> str:
-    """The evidence for the recommendation: how many texts plain decoding wrote, and how long they may be."""
-    plain = [(prompt, repeat) for name, prompt, repeat in comparison.outputs if name == comparison.first]
-    prompts = len({prompt for prompt, _ in plain})
+    """The evidence for the recommendation: the runs of plain decoding that another technique shares."""
+    plain = {run[1:] for run in comparison.outputs if run[0] == comparison.first}  # (prompt, repeat)
+    shared = plain & {run[1:] for run in comparison.outputs if run[0] != comparison.first} or plain
+    prompts = len({prompt for prompt, _ in shared})
     of = "1 prompt" if prompts == 1 else f"{prompts} prompts"
-    each = len(plain) // prompts
+    each = len(shared) // prompts
     runs = "one run" if each == 1 else f"{each} runs"
     said = f"This rests on {of}, {runs} each of up to {comparison.max_new_tokens} tokens"
-    said += ", too few for an interval" if len(plain) < FEWEST_PAIRS else ""
+    said += ", too few for an interval" if len(shared) < FEWEST_PAIRS else ""
     if comparison.max_new_tokens < asked:
         most = max(1, round(comparison.unlimited / 60))
         said += f", because --minutes {minutes:g} allowed no more; --minutes 0 (all, in about {most} "

@@ -44,6 +44,10 @@ class Question:
     turns: tuple[str, ...]
 
     def __post_init__(self):
+        if isinstance(self.question_id, bool) or not isinstance(self.question_id, int):
+            raise ValueError(f"question_id is no whole number but {self.question_id!r}")
+        if not isinstance(self.category, str) or not self.category:
+            raise ValueError(f"category is no text but {self.category!r}")
         if not self.turns or not all(isinstance(turn, str) and turn.strip() for turn in self.turns):
             raise ValueError("turns is no list of texts, or one of them is empty")
 
@@ -112,6 +116,8 @@ def text(part: str = "evaluation") -> str:
     et al. 2016 (arXiv 1609.07843), detokenised, so perplexities are not comparable with papers on the raw form. "<unk>"
     stands for a rare word, as in the original. "shakespeare" is the start of "tiny Shakespeare" (Karpathy, char-rnn).
     """
+    if part not in TEXTS:
+        raise ValueError(f"there is no text {part!r}; choose one of {', '.join(TEXTS)}")
     return Path(__file__).with_name(TEXTS[part]).read_text(encoding="utf-8")
 
 

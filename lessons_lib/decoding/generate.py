@@ -232,7 +232,7 @@ def generate(
     acceptance: the acceptance rule, Greedy() by default.
     min_new_tokens: EOS tokens have probability 0 before this many tokens.
     stop: one or several texts. The output ends as soon as one of them is complete, even before `min_new_tokens`, as in
-        transformers.
+        transformers. Special tokens are no part of the text; those that end one are the model's own.
     generator: randomness of sampling, on any device.
     on_tokens: called with the new ids after every step, such as a TextStream. If it has a method `end`, that is called
         after the last step, also if an error or an interruption ends the text.

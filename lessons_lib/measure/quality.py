@@ -68,7 +68,8 @@ def read(
     """Evaluate a model on a text. beside: a reference model, for the divergence.
 
     among (V,) bool: tokens that count, such as the vocabulary of a trimmed head; the others are context only. Raises
-    ValueError for a text without a token that counts, a token that counts but has probability 0, and NaN logits.
+    ValueError for a text without a token that counts, a token that counts but has probability 0, and logits that are
+    NaN or not (T, V).
     """
     if window < 2 or len(ids) < 2:
         raise ValueError(f"a window predicts all tokens but its first: {len(ids)} ids in windows of {window} are none")
@@ -105,9 +106,8 @@ def agreement(reading: Reading, reference: Reading) -> float:
 
 def _read(logits: Logits, ids: list[int], beside: Logits | None, among: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """nll, argmax token and divergence (or an empty tensor) of the counted tokens of one window."""
-    said = logits(ids)[:-1]
-    if said.isnan().any():
-        raise ValueError("these logits hold NaN; the model, or its rounding, is broken")
+    said = _checked(logits(ids), ids)[:-1]
+    other = None if beside is None else _checked(beside(ids), ids)[:-1]
     next_ids = torch.tensor(ids[1:], device=said.device)
     counted = torch.ones_like(next_ids, dtype=torch.bool) if among is None else among.to(said.device)[next_ids]
     said, next_ids = said[counted], next_ids[counted]
@@ -116,8 +116,8 @@ def _read(logits: Logits, ids: list[int], beside: Logits | None, among: Tensor |
         lost = int(next_ids[~nll.isfinite()][0])
         raise ValueError(f"the model gives token {lost} no probability at all; pass among=, the tokens that it scores")
     apart = nll[:0]
-    if beside is not None:
-        other = beside(ids)[:-1][counted].to(said)
+    if other is not None:
+        other = other[counted].to(said)
         apart = torch.cat([_divergence(*part) for part in zip(other.split(CHUNK), said.split(CHUNK), strict=True)])
     return nll.cpu(), said.argmax(-1).cpu(), apart.cpu()
 
@@ -130,6 +130,17 @@ def _divergence(p: Tensor, q: Tensor) -> Tensor:
     """KL(p || q) in nats of each row of logits, in float64. A token with p = 0 adds nothing."""
     p, q = p.double().log_softmax(-1), q.double().log_softmax(-1)
     return torch.where(p.isneginf(), 0.0, p.exp() * (p - q)).sum(-1)
+
+
+def _checked(said: Tensor, ids: list[int]) -> Tensor:
+    if said.ndim != 2 or len(said) != len(ids):
+        raise ValueError(f"{len(ids)} ids need logits ({len(ids)}, V), a row after each, not {tuple(said.shape)}")
+    if max(ids) >= said.shape[1] or min(ids) < 0:
+        raise ValueError(f"ids from {min(ids)} to {max(ids)} do not fit logits of {said.shape[1]} tokens; check which "
+                         "tokenizer made them")  # fmt: skip
+    if said.isnan().any():
+        raise ValueError("these logits hold NaN; the model, or its rounding, is broken")
+    return said
 
 
 def _paired(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> list[tuple[Tensor, Tensor]]:

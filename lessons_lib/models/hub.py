@@ -270,8 +270,13 @@ def _read(folder: Path, dtype: torch.dtype) -> Loaded:
 def _from_hub(name: str, repo: str, dtype: torch.dtype) -> Loaded:
     try:
         return _from_pretrained(repo, dtype, local=True)  # complete in the hub's own cache?
-    except READ_ERRORS:
+    except OSError:  # not all of it: the hub fetches what is missing
         pass
+    except READ_ERRORS as error:
+        raise ModelUnavailable(
+            f"The copy of {name!r} in the hub's cache cannot be read as a causal model ({first_line(error)}); update "
+            "transformers, or delete that copy and load it again with the hub in reach."
+        ) from error
     try:
         _ask_hub(repo)
         return _from_pretrained(repo, dtype, local=False)

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
+
+from lessons_lib import progress
 
 MANIFEST = "manifest.json"
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -33,7 +35,7 @@ def stored(folder: Path, fill: Callable[[Path], None]) -> Path:
         return folder
     with explained(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder.with_name(f"{folder.name}.lock")):
+        with _locked(folder):
             if not intact(folder):  # another process may have made it while we waited
                 _make(folder, fill)
     return folder
@@ -70,6 +72,20 @@ def _number(error: Exception) -> int | None:
         return error.errno
     found = re.search(r"os error (\d+)", str(error))
     return int(found[1]) if found else None
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    lock = FileLock(folder.with_name(folder.name + ".lock"))
+    try:
+        lock.acquire(timeout=1)
+    except Timeout:
+        progress.say(f"Another process is making {folder.name}; waiting for it.")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _make(folder: Path, fill: Callable[[Path], None]) -> None:

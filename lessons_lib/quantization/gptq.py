@@ -67,6 +67,7 @@ def gptq(
     act_order: process columns in descending order of input size. A group's scale is fitted when its first column is
     reached, to the weights compensated so far; with act_order, to the original weights.
     """
+    check_values(hessian, "the Hessian")
     if per == TENSOR:
         raise ValueError('GPTQ rounds column by column with a scale per "row" or group; pass one of those as per')
     if weight.ndim != 2 or hessian.shape != (weight.shape[1],) * 2:
@@ -151,7 +152,7 @@ def sweep(w: Tensor, factor: Tensor, block: int, round_column: Callable[[Tensor,
 def inverse_factor(hessian: Tensor, damp: float = 0.01) -> Tensor:
     """H (K, K) -> U (K, K), upper triangular, with (H + damp·mean(diag H)·I)^-1 = UᵀU.
 
-    Damping gives H an inverse where there are fewer inputs than columns.
+    Damping gives H an inverse where there are fewer inputs than columns; without it (0) H must have one.
     """
     unit = hessian.diagonal().mean() * torch.eye(len(hessian), dtype=hessian.dtype, device=hessian.device)
     lower = torch.linalg.cholesky(hessian + damp * unit)

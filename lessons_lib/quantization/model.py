@@ -83,17 +83,17 @@ def quantize_model(
         raise ValueError(f"rounding runs on {where}, not on {device}, where float64 is missing; use cpu")
     if any(isinstance(module, QuantizedLinear) for module in decoder.modules()):
         raise ValueError("this decoder is quantized already; quantize the one that it was made from")
-    if format == W8A8:
-        made = _w8a8(decoder, windows, W8A8Options() if options is None else options)
-    elif format == W4A8:
-        made = _w4a8(decoder)
-    elif format == LLM_INT8:
-        made = swapped(decoder, lambda name, weight: LLMInt8Linear(weight))
-    else:
-        made = _weight_only(decoder, format, head, windows, FakeQuantLinear if values else weight_only)
-    if device == "cpu":
-        cpu.trim_heap()
-    return made
+    try:
+        if format == W8A8:
+            return _w8a8(decoder, windows, W8A8Options() if options is None else options)
+        if format == W4A8:
+            return _w4a8(decoder)
+        if format == LLM_INT8:
+            return swapped(decoder, lambda name, weight: LLMInt8Linear(weight))
+        return _weight_only(decoder, format, head, windows, FakeQuantLinear if values else weight_only)
+    finally:  # also if the memory did not suffice: the caller may try another format
+        if device == "cpu":
+            cpu.trim_heap()
 
 
 def swapped(decoder: nn.Module, make: Make) -> nn.Module:

@@ -71,7 +71,8 @@ class Engine:
     ) -> Sequence:
         """Make a request for `serve`. The arguments not listed here are those of `generate`.
 
-        id: its name in the log, by default a number. arrival: seconds after the start of `serve`.
+        id: its name in the log, which tells requests apart by it alone; by default a number. arrival: seconds after
+        the start of `serve`.
         proposer: drafts at most the scheduler's `num_speculative_tokens` tokens per step; at its default, 0, it drafts
         nothing. Give each request its own proposer and generator.
         on_tokens: if it raises an exception, only its own request is cancelled. `serve` calls its `end` after the last
@@ -143,6 +144,8 @@ class Engine:
 
         Replaces the planned number of tokens of each row by the number that was fed.
         """
+        if self.pool.owner_mark is not self.memory.owner_mark:
+            raise RuntimeError("another run has used this engine's blocks; give each engine its own pool and target")
         # give every sequence its token budget, and a cache if it was just admitted
         seqs = [row.seq for row in plan.rows]
         for row in plan.rows:

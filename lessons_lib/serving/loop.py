@@ -52,7 +52,7 @@ class Log:
     iterations: list[Iteration] = field(default_factory=list)
 
     def record(self, scheduler: Scheduler, plan: Plan, committed: list[list[int]], start: float, end: float) -> None:
-        """Log a step that ran from start to end (seconds). Call it before scheduler.commit frees blocks and slots."""
+        """Log a step that ran from start to end (seconds). Call it before scheduler.commit frees blocks."""
         shares = [
             Share(row.seq.id, row.tokens, len(tokens), row.prefilling, row.cached)
             for row, tokens in zip(plan.rows, committed, strict=True)
@@ -98,7 +98,8 @@ def serve(requests: list[Sequence], scheduler: Scheduler, backend: Backend) -> L
             log.record(scheduler, plan, committed, start, end)
             scheduler.commit(plan, committed, end)
         elif not plan.preempted and (arrivals or scheduler.unfinished):
-            event = min(arrivals[0].arrival if arrivals else math.inf, scheduler.policy.wake(scheduler))
+            wake = scheduler.policy.wake(scheduler)
+            event = min(arrivals[0].arrival if arrivals else math.inf, wake if wake > start else math.inf)
             if math.isinf(event):
                 name = type(scheduler.policy).__name__
                 raise RuntimeError(f"{name} lets none of the waiting in though nothing runs: its admit returns 0.")

@@ -69,7 +69,7 @@ class Policy:
     hold = False  # whether finished sequences keep their slots until the whole batch has finished
 
     def admit(self, scheduler: Scheduler, now: float) -> int:
-        """Number of waiting sequences that may be admitted now, if slots and blocks are free."""
+        """Number of waiting sequences that may be admitted now, if slots and blocks are free. Below 1: none."""
         raise NotImplementedError
 
     def over(self, scheduler: Scheduler) -> bool:
@@ -304,7 +304,7 @@ class Scheduler:
         free_slots = self.max_num_seqs - len(self.running) - len(self.held)
         if free_slots and self.waiting:
             count = min(self.policy.admit(self, now), free_slots)
-            for seq in self.waiting[:count]:
+            for seq in self.waiting[: max(0, count)]:
                 if not self._admit_one(seq, plan, now):
                     break
 

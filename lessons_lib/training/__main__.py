@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\nstopped; the same command goes on from what it has saved", file=sys.stderr)
+        print("\nstopped; training and collecting go on from what they have saved", file=sys.stderr)
         return 130
     return 0
 
@@ -268,6 +268,7 @@ def run_layerskip(options: argparse.Namespace) -> None:
 
 def run_layerskip_evaluate(options: argparse.Namespace) -> None:
     """Write the quality of every exit, and a run's adapters, into a folder."""
+    options.results.mkdir(parents=True, exist_ok=True)  # before hours of work
     found, exact = {"run": options.run, "device": options.device}, load(TARGET, device=options.device, dtype="fp32")
     decoder = exact.target(kind="decoder").decoder
     if options.run != BASE:
@@ -322,6 +323,7 @@ def exit_texts(recipe: ExitRecipe, folder: Path, of: LanguageModel) -> tuple[lis
 
 def run_layerskip_exit_evaluate(options: argparse.Namespace) -> None:
     """Write the quality of an exit with and without its adapter, and the adapter, into a folder."""
+    options.results.mkdir(parents=True, exist_ok=True)
     folder, ours = folder_of(EXIT, options.run), model(options.device)
     decoder = ours.target(kind="decoder").decoder
     run = exit_adapter.trained(decoder, folder)

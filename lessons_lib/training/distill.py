@@ -27,7 +27,8 @@ class Recipe:
     layers: indices of the target's layers to start from. kept: vocabulary size of the trimmed head. tokens: per step.
     rate, warmup: peak learning rate, steps of linear warm-up. muon: 1 or 0, whether Muon trains the matrices. hard:
     weight of the cross-entropy with the target's argmax; the rest is the weight of KL. prompt: one prompt token in this
-    many counts, others in every step. skip: first tokens of every text (the chat template), which do not count.
+    many (at least 1) counts, others in every step. skip: first tokens of every text (the chat template), which do not
+    count.
     """
 
     layers: tuple[int, ...] = (0, 1, 29)

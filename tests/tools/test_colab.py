@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from support.notebooks import notebook
 
+import lessons_lib
 from lessons_lib.course.lessons import find
 from lessons_lib.paths import ROOT
 from tools import store
@@ -30,6 +32,11 @@ def test_the_cell_sets_how_long_threads_spin_unless_the_user_has(monkeypatch):
         monkeypatch.setattr(os, "environ", {} if given is None else {"GOMP_SPINCOUNT": given})
         exec(store.setup_cell(""), {})
         assert os.environ["GOMP_SPINCOUNT"] == expected
+
+
+def test_first_cell_makefile_and_package_let_threads_spin_equally_long():
+    texts = [store.SETUP, (ROOT / "Makefile").read_text(), Path(lessons_lib.__file__).read_text()]
+    assert [re.findall(r"GOMP_SPINCOUNT\W+(\d+)", text) for text in texts] == [["1000"]] * 3
 
 
 def test_the_package_sets_it_before_torch_reads_it():

@@ -212,6 +212,18 @@ def test_where_time_is_short_what_is_slow_is_left_out_and_then_texts_get_shorter
         assert made.rows[2].problem == "left out for time: 0.25 times as fast in a trial of 8 tokens"
 
 
+def ending(seconds: float):
+    """An engine whose text after a prompt of one token ends with its first token."""
+    return lambda ids, new: engine(seconds)(ids, 1 if len(ids) == 1 else new)
+
+
+def test_a_first_text_that_ends_at_once_does_not_lift_the_limit_of_time():
+    techniques = {"plain": ending(1.0), "slow": ending(4.0)}
+    made = Comparison(CYCLE, [[0], PROMPT], techniques, max_new_tokens=128, repeats=1)
+    assert list(made.runs(10.0)) and made.max_new_tokens == 16 and made.rows[1].problem.startswith("left out for time")
+    assert made.unlimited == 6 * (20 + 20) + 2 * 128 * (1 + 4)  # a prefill of 20 s per token, as for the second prompt
+
+
 def test_texts_that_all_end_with_their_first_token_are_no_comparison_and_leave_json():
     ends = lambda ids, new: engine(1.0)(ids, 1)  # noqa: E731
     made = compare(CYCLE, [[0], [1]], {"plain": ends, "other": ends}, max_new_tokens=9, repeats=1)

@@ -60,6 +60,8 @@ def test_a_spec_bench_file_is_read_with_its_further_keys_and_empty_lines(tmp_pat
     ("[1, 2]", "is no question"),
     ('{"question_id": 2, "turns": ["a"]}', "lacks 'category'"),
     ('{"question_id": 2, "category": "math"}', "lacks 'turns'"),
+    ('{"question_id": "2", "category": "math", "turns": ["a"]}', "question_id is no whole number but '2'"),
+    ('{"question_id": 2, "category": "", "turns": ["a"]}', "category is no text"),
     ('{"question_id": 2, "category": "math", "turns": "a"}', "turns is no list of texts"),
     ('{"question_id": 2, "category": "math", "turns": []}', "turns is no list of texts"),
     ('{"question_id": 2, "category": "math", "turns": ["a", " "]}', "one of them is empty"),
@@ -102,6 +104,11 @@ def test_no_prompt_of_ours_holds_a_passage_of_the_texts():
     """Paragraphs of 200 letters and more, of which a prompt would quote the beginning."""
     asked = " ".join(turn for q in questions() + questions(HELD_OUT) for turn in q.turns)
     assert not [line for part in TEXTS for line in text(part).split("\n") if len(line) > 200 and line[:100] in asked]
+
+
+def test_a_text_that_is_not_there_is_refused_with_those_that_are():
+    with pytest.raises(ValueError, match="no text 'test'; choose one of evaluation, calibration"):
+        text("test")
 
 
 def test_prompts_are_lines_of_text_or_json(tmp_path):

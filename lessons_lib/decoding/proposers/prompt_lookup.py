@@ -11,7 +11,7 @@ from lessons_lib.decoding.checks import check_integers
 from lessons_lib.decoding.draft_tree import DraftTree
 from lessons_lib.decoding.probing import agreed
 from lessons_lib.decoding.proposers import Proposer
-from lessons_lib.decoding.proposers.draft_length import DraftLength
+from lessons_lib.decoding.proposers.draft_length import Confidence, DraftLength
 
 RULES = ("recent", "transformers", "original")
 UNDECIDED, MEMORY = 0.5, 4  # initial hit rate; the running mean covers about 4 drafts
@@ -80,9 +80,13 @@ class PromptLookup(Proposer):
             raise ValueError(f"min_hit_rate is a share between 0 and 1, not {min_hit_rate}")
         self.num_tokens, self.max_ngram = num_tokens, max_ngram
         self.rule, self.min_hit_rate = rule, min_hit_rate
-        if length is not None and not callable(length):
-            raise TypeError("length must be a function that makes a schedule, such as lambda: Constant(5)")
-        self.lengths = None if length is None else [length() for _ in range(max_ngram + 1)]
+        self.lengths = None
+        if length is not None:
+            self.lengths = [length() if callable(length) else length for _ in range(max_ngram + 1)]
+            if not callable(length) or not all(isinstance(made, DraftLength) for made in self.lengths):
+                raise TypeError("length must be a function that makes a schedule, such as lambda: Constant(5)")
+            if isinstance(self.lengths[0], Confidence):
+                raise ValueError("prompt lookup has no probabilities to stop at; use another schedule than Confidence")
 
     def reset(self, target, prompt: Sequence[int]) -> None:
         """Start a new text. Schedules from `length` may carry their estimates over."""

@@ -45,13 +45,16 @@ def checkpoints(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def lessons(tmp_path):
-    """lessons(*words) -> the finished process of the installed command, in an empty folder."""
-    command = Path(sys.executable).with_name("lessons.exe" if sys.platform == "win32" else "lessons")
-    settings = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    """lessons(*words, **settings) -> the finished process of the installed command, in an empty folder.
 
-    def run(*words) -> subprocess.CompletedProcess:
+    settings: of the environment.
+    """
+    command = Path(sys.executable).with_name("lessons.exe" if sys.platform == "win32" else "lessons")
+    quiet = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+
+    def run(*words, **settings) -> subprocess.CompletedProcess:
         call = [str(command), *map(str, words)]
         options = dict(capture_output=True, text=True, timeout=300)
-        return subprocess.run(call, cwd=tmp_path, env=os.environ | settings, **options)
+        return subprocess.run(call, cwd=tmp_path, env=os.environ | quiet | settings, **options)
 
     return run

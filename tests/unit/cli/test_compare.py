@@ -159,3 +159,18 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_model_is_loaded(
     for output in ("file", "file/folder"):
         assert cli.main(["compare", "--output", str(tmp_path / output)]) == 2
         assert f"--output: {tmp_path / 'file'} is no folder that can be written" in capsys.readouterr().err
+
+
+def test_control_c_in_a_later_round_counts_the_rounds_that_are_compared(checkpoints, tmp_path, capsys, monkeypatch):
+    runs = Comparison.runs
+
+    def interrupted(self, seconds):
+        yield from islice(runs(self, seconds), 12)  # five untimed runs, a round, two runs of the next without plain
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Comparison, "runs", interrupted)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("one two one two\n", encoding="utf-8")
+    call = ["--model", str(checkpoints / "gpt2"), "--device", "cpu", "--max-new-tokens", "6", "--output", str(tmp_path)]
+    assert cli.main(["compare", *call, "--prompts", str(prompts)]) == 130
+    assert "This rests on 1 prompt, one run each of up to 6 tokens" in capsys.readouterr().out

@@ -68,3 +68,10 @@ def test_a_chat_model_reads_the_prompt_as_a_message(checkpoints, capsys, tmp_pat
 def test_what_it_cannot_do_is_said_in_a_sentence(checkpoints, capsys, words, problem):
     assert cli.main(["generate", PROMPT, "--model", str(checkpoints / "gpt2"), "--device", "cpu", *words]) == 2
     assert problem in capsys.readouterr().err
+
+
+def test_the_installed_command_streams_and_counts(checkpoints, lessons, expected):
+    words = ["generate", PROMPT, "--model", checkpoints / "gpt2", "--max-new-tokens", 24, "--dtype", "fp32", "--stats"]
+    done = lessons(*words, "--device", "cpu")
+    assert (done.returncode, done.stdout) == (0, expected + "\n"), done.stderr
+    assert done.stderr.startswith("24 tokens in 24 forward passes")

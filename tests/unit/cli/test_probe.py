@@ -89,3 +89,13 @@ def test_where_wider_passes_cost_more_than_they_yield_drafting_has_no_room():
     hardware = machine.Hardware("cpu", "", 1, 1e9, 1e9, {"bf16": 1e9}, {"bf16": 1e15})
     _, cells = probe.room(shape, hardware, "bf16", 1e-5, {1: 1.0, 2: 2.5, 4: 6.0})
     assert cells[3][1:] == ["1.00 x", "100,000", "a wider pass costs more than it could yield"]
+
+
+def test_the_installed_command_probes_a_known_shape_and_a_model_with_weights(lessons, checkpoints, tmp_path):
+    how = "--device", "cpu", "--dtype", "fp32"
+    for model, said in (
+        ("opt-1.3b", "opt-1.3b in fp32, predicted from its shape"),
+        (checkpoints / "gpt2", "gpt2 in fp32, measured after 256 tokens"),
+    ):
+        done = lessons("probe", "--model", model, *how, LESSONS_LIB_CACHE=str(tmp_path))  # not the lessons' rates
+        assert done.returncode == 0 and said in done.stdout, done.stderr

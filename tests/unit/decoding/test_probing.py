@@ -15,6 +15,7 @@ from lessons_lib.decoding.probing import (
     width_times,
 )
 from lessons_lib.decoding.targets import TransformersTarget
+from lessons_lib.decoding.targets.self_check import agree
 from lessons_lib.decoding.targets.table import TableTarget
 from lessons_lib.models import tiny
 
@@ -122,3 +123,22 @@ def test_the_spacing_is_that_of_the_targets_format():
 
     found = first_divergence(Flat(tiny()), PROMPT, [0], [1])
     assert (found.margin, found.spacing, found.near_tie) == (1.0, 0.125, False)  # bf16 has 8 bits: 16 to 32 by eighths
+
+
+def test_texts_are_compared_and_a_target_is_checked_on_a_device_without_float64(monkeypatch):
+    """Apple's GPU has none: only a tensor that was brought to the CPU can be turned into one."""
+    on_cpu, cpu, double = [], torch.Tensor.cpu, torch.Tensor.double
+
+    def brought(tensor):
+        on_cpu.append(cpu(tensor).clone())
+        return on_cpu[-1]
+
+    def only_on_cpu(tensor):
+        assert any(tensor is one for one in on_cpu), "Cannot convert a MPS Tensor to float64 dtype"
+        return double(tensor)
+
+    target = TransformersTarget(tiny())
+    monkeypatch.setattr(torch.Tensor, "cpu", brought)
+    monkeypatch.setattr(torch.Tensor, "double", only_on_cpu)
+    assert first_divergence(target, PROMPT, [1, 2], [1, 3]).same == 1
+    assert agree(torch.ones(2, 5), torch.ones(2, 5))

@@ -104,6 +104,8 @@ def test_tokens_that_a_head_does_not_score_can_be_left_out():
 
 @pytest.mark.parametrize("logits, ids, window, sentence", [
     (flat, [1], 512, "1 ids in windows of 512 are none"),
+    (flat, [0, 3], 512, "ids from 0 to 3 do not fit logits of 3 tokens; check which tokenizer"),
+    (lambda ids: flat(ids)[-1:], [0, 1, 2], 512, r"3 ids need logits \(3, V\), a row after each, not \(1, 3\)"),
     (lambda ids: flat(ids) * torch.nan, [0, 1, 2], 512, "hold NaN"),
 ])  # fmt: skip
 def test_what_is_no_reading_is_refused(logits, ids, window, sentence):

@@ -1,5 +1,6 @@
 """`load` and what it returns: names, folders and hub models, damage, targets, other dtypes, cuts."""
 
+import json
 import shutil
 from dataclasses import replace
 from types import SimpleNamespace
@@ -128,6 +129,14 @@ def test_a_checkpoint_without_a_head_is_refused_and_not_given_a_random_one(check
     assert "\n" not in str(caught.value)
 
 
+def test_weights_that_do_not_fit_the_config_are_explained_in_one_sentence(checkpoint):
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(config | {"intermediate_size": 100}))
+    with pytest.raises(ModelUnavailable, match="has no model.layers.0.mlp.down_proj.weight of the size") as caught:
+        load(checkpoint, device="cpu")
+    assert "\n" not in str(caught.value)
+
+
 def test_an_unknown_name_lists_the_names_and_the_likeliest():
     with pytest.raises(ValueError, match="did you mean 'smollm2-135m'.*pythia-160m.*phi-1.3b"):
         load("smolm-135m", device="cpu")
@@ -144,12 +153,31 @@ def test_a_hub_model_offline_names_the_offline_choice_after_one_request(online, 
     assert online == [repo] and "\n" not in str(caught.value) and "Name or service not known" in str(caught.value)
 
 
-def test_a_hub_model_that_the_hubs_own_cache_holds_loads_without_asking(online, monkeypatch, tmp_path, checkpoint):
+@pytest.fixture
+def hub_copy(monkeypatch, tmp_path, checkpoint):
+    """The hub's own cache with "owner/absent" in it, as the hub lays it out: the folder of its files."""
     repo = tmp_path / "hub" / "models--owner--absent"
     (repo / "refs").mkdir(parents=True)
     (repo / "refs" / "main").write_text("a" * 40)
-    shutil.copytree(checkpoint, repo / "snapshots" / ("a" * 40))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return shutil.copytree(checkpoint, repo / "snapshots" / ("a" * 40))
+
+
+@pytest.mark.parametrize("name, content", [
+    ("model.safetensors", b"cut"),
+    ("config.json", b'{"model_type": "brandnew", "architectures": ["BrandNewForCausalLM"]}'),
+    ("config.json", b'{"model_type": "vit"}'),
+], ids=["damaged", "newer", "not causal"])  # fmt: skip
+def test_a_copy_in_the_hubs_own_cache_that_cannot_be_read_is_named_and_not_the_hub(online, hub_copy, name, content):
+    (hub_copy / name).write_bytes(content)
+    with pytest.raises(
+        ModelUnavailable, match="The copy of 'owner/absent' in the hub's cache cannot be read"
+    ) as caught:
+        load("owner/absent", device="cpu")
+    assert online == [] and "\n" not in str(caught.value)
+
+
+def test_a_hub_model_that_the_hubs_own_cache_holds_loads_without_asking(online, hub_copy):
     assert load("owner/absent", device="cpu").shape.num_layers == 2
     assert online == []
 

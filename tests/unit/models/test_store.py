@@ -102,7 +102,7 @@ def test_two_processes_at_once_make_it_once(tmp_path):
         with (tmp_path / "calls").open("a") as calls:
             calls.write("x")
         fill(fresh)
-        time.sleep(0.5)
+        time.sleep(1.5)  # longer than the first wait for the lock
 
     context = multiprocessing.get_context("fork")
     both = [context.Process(target=stored, args=(tmp_path / "models" / "model", slow)) for _ in range(2)]

@@ -504,6 +504,17 @@ def test_a_pool_does_not_find_what_another_pool_wrote_over():
     assert served(first).reused == 8
 
 
+def test_an_engine_whose_blocks_were_used_meanwhile_refuses_to_run():
+    target = paged(TARGET, BlockPool(40, 4))
+    first, second = (Engine(target, Scheduler(BlockPool(40, 4))) for _ in range(2))
+
+    def run_another(_):
+        second.serve([second.request(PREFIX)])
+
+    with pytest.raises(RuntimeError, match="another run has used this engine's blocks; give each engine its own pool"):
+        first.serve([first.request(PREFIX, max_new_tokens=9, on_tokens=run_another)])
+
+
 def test_a_second_run_on_a_scheduler_is_refused_and_the_first_goes_on():
     scheduler, refused = Scheduler(BlockPool(40, 4)), []
     first, second = Engine(TARGET, scheduler), Engine(TARGET, scheduler)

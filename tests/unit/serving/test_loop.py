@@ -1,5 +1,7 @@
 """The serving loop: arrivals, requests that it does not serve, and policies that let nobody in yet."""
 
+import pytest
+
 from lessons_lib.decoding.sequence import Sequence, Status
 from lessons_lib.measure.cost import LinearCost
 from lessons_lib.serving.block_pool import BlockPool
@@ -47,3 +49,25 @@ def test_a_policy_that_lets_nobody_in_yet_is_asked_again_when_it_says():
 
     log = simulate([Sequence(0, 0, 1, 2)], Scheduler(BlockPool(9), policy=Later()), LinearCost(step=1.0))
     assert log.requests[0].times == [6.0, 7.0]
+
+
+def test_a_policy_that_wanted_to_be_asked_before_now_is_asked_at_the_next_arrival():
+    class Pairs(Continuous):
+        def admit(self, scheduler, now):
+            return 2 if len(scheduler.waiting) >= 2 else 0
+
+        def wake(self, scheduler):
+            return 1.0
+
+    class Clock(Simulator):
+        waits = []
+
+        def wait(self, until):
+            assert until > self.time, "time does not pass"
+            self.waits.append(until)
+            super().wait(until)
+
+    made, scheduler = [Sequence(i, 3.0 * i, 1, 1) for i in range(3)], Scheduler(BlockPool(9), policy=Pairs())
+    with pytest.raises(RuntimeError, match="Pairs lets none of the waiting in though nothing runs"):
+        serve(made, scheduler, Clock(LinearCost(step=1.0)))  # nobody comes to wait beside the third
+    assert Clock.waits == [1.0, 3.0, 6.0] and [request.times for request in made] == [[4.0], [4.0], []]

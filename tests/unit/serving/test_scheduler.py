@@ -172,10 +172,11 @@ def test_a_stopped_scheduler_holds_nothing(policy):
     assert made[0].finished == (1.5 if policy.hold else 1)
 
 
-def test_a_policy_that_lets_nobody_in_is_an_error_and_no_hang():
+@pytest.mark.parametrize("number", [0, -1])
+def test_a_policy_that_lets_nobody_in_is_an_error_and_no_hang(number):
     class Closed(Continuous):
         def admit(self, scheduler, now):
-            return 0
+            return number
 
     with pytest.raises(RuntimeError, match="^Closed lets none of the waiting in"):
         run(requests([1, 1, 1, 1]), policy=Closed())
@@ -184,7 +185,7 @@ def test_a_policy_that_lets_nobody_in_is_an_error_and_no_hang():
 def test_the_newest_is_preempted_when_no_block_is_free_and_starts_again():
     made = [Sequence(0, 0, 4, 5), Sequence(1, 0, 4, 5)]  # each grows to 8 tokens: 2 blocks of 4; the pool has 3
     log = run(made, blocks=3, watermark=0)
-    assert [request.preemptions for request in log.requests] == [0, 1]
+    assert [request.preemptions for request in log.requests] == [0, 1] and usage(log).preemptions == 1
     assert chart(log) == [{0, 1}, {0}, {0}, {0}, {0}, {1}, {1}, {1}, {1}]
     assert log.iterations[5].shares[0].fed == 5  # prompt and the token emitted before: rebuilt in one pass
     assert log.iterations[1].preempted == [1]

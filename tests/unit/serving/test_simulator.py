@@ -94,6 +94,13 @@ def test_held_sequences_cost_time_only_where_batches_are_padded(padded, end):
     assert simulate(made, scheduler, cost, padded=padded).iterations[-1].end == end
 
 
+@pytest.mark.parametrize("padded, end", [(True, 5.0), (False, 1.0)])
+def test_a_batch_that_is_held_though_all_have_finished_takes_time_only_where_it_is_padded(padded, end):
+    scheduler = Scheduler(BlockPool(9), 2, Static(steps=5))
+    log = simulate([Sequence(0, 0, 4, 1)], scheduler, LinearCost(step=1.0), padded=padded)
+    assert len(log.iterations) == 5 and log.iterations[-1].end == end
+
+
 QUEUED, WARM_UP = 40_000, 4_000
 
 # a prompt token is a millisecond of service, and one output token ends it

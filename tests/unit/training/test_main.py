@@ -85,7 +85,7 @@ def test_the_tree_is_chosen_by_greedy_texts_that_neither_train_nor_measure(at_ho
     [
         (ValueError, 2, "no line"),
         (ModelUnavailable, 2, "no line"),
-        (KeyboardInterrupt, 130, "stopped; the same command"),
+        (KeyboardInterrupt, 130, "stopped; training and collecting go on"),
     ],
 )
 def test_what_stops_a_part_is_printed_and_gives_its_status(monkeypatch, capsys, why, status, said):

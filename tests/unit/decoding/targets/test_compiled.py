@@ -32,6 +32,7 @@ def decoder(layers=2, dtype=torch.float64, seed=0) -> Decoder:
 def plain() -> CompiledTarget:
     """Compiled in float64 for 1 and 4 tokens; both widths have run once."""
     target = CompiledTarget(decoder(), context=CONTEXT, widths=(1, 4))
+    target.pointwise = False  # as on a GPU: the library's matmuls, weights that are not constants
     generate(target, PROMPT, TwoDraftTokens(), max_new_tokens=4)
     generate(target, PROMPT, max_new_tokens=2)
     return target
