@@ -268,13 +268,13 @@ def run_layerskip(options: argparse.Namespace) -> None:
 
 def run_layerskip_evaluate(options: argparse.Namespace) -> None:
     """Write the quality of every exit, and a run's adapters, into a folder."""
-    options.results.mkdir(parents=True, exist_ok=True)  # before hours of work
     found, exact = {"run": options.run, "device": options.device}, load(TARGET, device=options.device, dtype="fp32")
     decoder = exact.target(kind="decoder").decoder
     if options.run != BASE:
         run = layerskip.trained(decoder, folder_of(LAYERSKIP, options.run))
         check_finished(options.run, run)
         decoder, found = run.model, found | record_of(run)
+    options.results.mkdir(parents=True, exist_ok=True)  # before hours of work
     # every exit on examples of tables that training has not seen
     parts = {
         "test": text_to_sql(options.texts, "test"),
@@ -323,12 +323,12 @@ def exit_texts(recipe: ExitRecipe, folder: Path, of: LanguageModel) -> tuple[lis
 
 def run_layerskip_exit_evaluate(options: argparse.Namespace) -> None:
     """Write the quality of an exit with and without its adapter, and the adapter, into a folder."""
-    options.results.mkdir(parents=True, exist_ok=True)
     folder, ours = folder_of(EXIT, options.run), model(options.device)
     decoder = ours.target(kind="decoder").decoder
     run = exit_adapter.trained(decoder, folder)
     recipe = run.recipe
     check_finished(options.run, run)
+    options.results.mkdir(parents=True, exist_ok=True)
     texts, held = exit_texts(recipe, folder, ours)
     found = record_of(run) | {"texts": len(texts), "tokens": sum(len(text.ids) for text in texts)}
     states = exit_adapter.answer_states(decoder, held, recipe.exit_layer)
