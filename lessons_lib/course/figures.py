@@ -32,14 +32,21 @@ COLORS = {
     # kinds of values
     "predicted": GREY, "measured": BLUE, "limit": INK, "peer": GOLD,
     # caches and compilation
-    "plain": GREY, "no-cache": ORANGE, "cache": BLUE, "static": SKY, "eager": ORANGE, "compiled": GREEN, "open": PURPLE,
-    "decoder": BLUE, "weights": ORANGE, "KV cache": BLUE,
-    # phases of a request
-    "prefill": ORANGE, "decode": BLUE,
+    "plain": GREY, "no-cache": ORANGE, "cache": BLUE, "dynamic": GREY, "static": SKY, "eager": ORANGE,
+    "compiled": GREEN, "open": PURPLE, "generate": GREY, "transformers": GREY, "decoder": BLUE,
+    # phases of a request, parts of a step
+    "prefill": ORANGE, "decode": BLUE, "matmuls": BLUE, "attention": ORANGE, "the rest": GREY,
+    "weights": ORANGE, "KV cache": BLUE, "launch": PURPLE, "sampling": GREEN,
     # speculation
-    "draft": SKY, "jacobi": GOLD, "lookahead": PURPLE, "medusa": WINE, "accepted": GREEN, "rejected": ORANGE,
-    # attention and batching
-    "tiled": GREEN, "continuous": GREEN, "continuous, by memory": BLUE,
+    "draft": SKY, "prompt-lookup": GREEN, "jacobi": GOLD, "lookahead": PURPLE, "medusa": WINE,
+    "early-exit": INDIGO, "verify": BLUE, "accepted": GREEN, "rejected": ORANGE,
+    # attention
+    "naive": ORANGE, "tiled": GREEN, "sdpa": BLUE,
+    # batching
+    "continuous": GREEN, "continuous, by memory": BLUE,
+    # number formats
+    "fp64": INDIGO, "fp32": ORANGE, "bf16": BLUE, "fp16": SKY, "int8": GREEN, "int4": PURPLE,
+    "W8A16": GREEN, "W8A8": GOLD, "W4A16": PURPLE, "W4A8": WINE,
 }  # fmt: skip
 
 WIDTH = 6.4  # inches, 704 CSS pixels; shrinks on a phone
