@@ -178,8 +178,10 @@ def test_a_policy_that_lets_nobody_in_is_an_error_and_no_hang(number):
         def admit(self, scheduler, now):
             return number
 
+    made = requests([1, 1, 1, 1])
     with pytest.raises(RuntimeError, match="^Closed lets none of the waiting in"):
-        run(requests([1, 1, 1, 1]), policy=Closed())
+        run(made, policy=Closed())
+    assert not any(request.times for request in made)
 
 
 def test_the_newest_is_preempted_when_no_block_is_free_and_starts_again():
