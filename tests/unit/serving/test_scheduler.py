@@ -178,10 +178,12 @@ def test_a_policy_that_lets_nobody_in_is_an_error_and_no_hang(number):
         def admit(self, scheduler, now):
             return number
 
-    made = requests([1, 1, 1, 1])
     with pytest.raises(RuntimeError, match="^Closed lets none of the waiting in"):
-        run(made, policy=Closed())
-    assert not any(request.times for request in made)
+        run(requests([1, 1, 1, 1]), policy=Closed())
+    scheduler = Scheduler(BlockPool(9), 2, policy=Closed())
+    for request in requests([1, 1, 1, 1]):
+        scheduler.add(request)
+    assert not scheduler.schedule(0.0).rows
 
 
 def test_the_newest_is_preempted_when_no_block_is_free_and_starts_again():
