@@ -13,7 +13,6 @@ import io
 import itertools
 import json
 import logging
-import math
 import os
 import re
 import tempfile
@@ -134,15 +133,12 @@ def client(workers: int, address: str) -> Any:
 def run(engine: Any, todo: list[Point], build: Path) -> None:
     """Execute points on the workers and store each as it ends. A worker that dies costs its point, not the sweep.
 
-    UsageError without workers, and for workers with another lessons_lib, torch or transformers.
+    UsageError without workers, and if one of them has another lessons_lib, torch or transformers.
     """
     from dask.distributed import as_completed
 
-    packages = engine.run(fingerprint)
-    if not packages:
-        raise UsageError("The scheduler has no workers: start some with `dask worker ADDRESS`.")
-    if others := sorted(worker for worker, found in packages.items() if found != fingerprint()):
-        raise UsageError(f"Install this lessons_lib, torch and transformers on {', '.join(others)}, too.")
+    if set(engine.run(fingerprint).values()) != {fingerprint()}:
+        raise UsageError("Start workers with this lessons_lib, torch and transformers: `dask worker ADDRESS`.")
     futures = {
         engine.submit(work, point.lesson.name, point.lesson.path.read_bytes(), point.given, pure=False): point
         for point in todo
@@ -186,12 +182,10 @@ def gather(wanted: list[Point], names: list[str], build: Path) -> int:
 
     rows, failed = [], []
     for point in wanted:
-        record, taken = point.record(build), {name: point.taken.get(name) for name in names}
-        # lists become texts, which pandas can compare
-        taken = {name: str(value) if isinstance(value, list) else value for name, value in taken.items()}
-        for score in record["scores"] or [{}]:
-            row = {"lesson": point.lesson.name} | taken | {name: score.get(name) for name in SCORE}
-            rows.append(row | {"seconds": record["seconds"], "failure": record["failure"]})
+        record = point.record(build)
+        shared = {"lesson": point.lesson.name} | {name: str(point.taken.get(name, "")) for name in names}
+        ran = {"seconds": record["seconds"], "failure": record["failure"]}
+        rows += [shared | {name: score.get(name) for name in SCORE} | ran for score in record["scores"] or [{}]]
         failed += [f"  {point}: {record['failure']}"] if record["failure"] else []
     table = pd.DataFrame(rows)
     table.to_csv(build / "results.csv", index=False)
@@ -206,32 +200,25 @@ def gather(wanted: list[Point], names: list[str], build: Path) -> int:
 
 
 def plot(table: Any, names: list[str], path: Path) -> bool:
-    """Plot a panel for each claim of one lesson: measured (filled) and predicted (open) against the parameters.
+    """A panel for each claim of one lesson: measured (filled) and predicted (open) at each point of the grid.
 
-    The first numeric parameter that varies is the x axis; the others make lines. Returns False, and writes no file, if
-    nothing varies or nothing was measured.
+    Returns False, and writes no file, if nothing varies or nothing was measured.
     """
     from matplotlib.figure import Figure
-    from pandas.api.types import is_numeric_dtype
 
-    table = table.dropna(subset=["measured", "predicted"], how="all")
-    table = table.astype({"measured": float, "predicted": float})
+    table = table.dropna(subset="measured").astype({"measured": float, "predicted": float})
     changing = [name for name in names if table[name].nunique() > 1]
     if not changing:
         return False
-    along, *others = sorted(changing, key=lambda name: not is_numeric_dtype(table[name]))
-    table["line"] = [" ".join(f"{name}={row[name]}" for name in others) for row in table.to_dict("records")]
+    table["point"] = [" ".join(f"{name}={row[name]}" for name in changing) for row in table.to_dict("records")]
     claims = list(table.groupby("claim", sort=False))
-    lines = math.ceil(len(claims) / 3)
-    figure = Figure(figsize=(11, 2.8 * lines), layout="constrained")
-    for place, (claim, rows) in enumerate(claims, 1):
-        ax = figure.add_subplot(lines, 3, place)
-        for name, line in rows.sort_values(along, kind="stable").groupby("line", sort=False):
-            [drawn] = ax.plot(along, "measured", "o-", data=line, label=f"measured {name}")
-            told = {"fillstyle": "none", "color": drawn.get_color(), "label": f"predicted {name}"}
-            ax.plot(along, "predicted", "o--", data=line, **told)
-        ax.set(title=textwrap.fill(claim, 36), xlabel=along, ylabel=rows["unit"].iloc[0])
+    figure = Figure(figsize=(8, 3 * len(claims)), layout="constrained")
+    for ax, (claim, rows) in zip(figure.subplots(len(claims), squeeze=False).flat, claims, strict=True):
+        ax.plot("point", "measured", "o", data=rows)
+        ax.plot("point", "predicted", "o", data=rows, fillstyle="none")
+        ax.tick_params(axis="x", rotation=20)
+        ax.set(title=textwrap.fill(claim, 80), ylabel=rows["unit"].iloc[0])
         ax.set_ylim(bottom=min(0, ax.get_ylim()[0]))
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+        ax.legend()
     figure.savefig(path, dpi=150)
     return True

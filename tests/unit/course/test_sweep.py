@@ -97,7 +97,7 @@ def test_a_misspelt_parameter_starts_nothing(swept, tmp_path, prepared):
 
 def test_workers_without_this_package_are_refused(swept, monkeypatch):
     monkeypatch.setattr(sweep, "fingerprint", lambda: os.getpid())
-    with pytest.raises(UsageError, match="Install this lessons_lib, torch and transformers on tcp://"):
+    with pytest.raises(UsageError, match="Start workers with this lessons_lib, torch and transformers"):
         swept(SHOW, gamma="2")
 
 
