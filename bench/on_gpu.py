@@ -3,10 +3,11 @@
 part        what it measures                                                                                   limit
 ----------  ------------------------------------------------------------------------------------------------  ------
 steps       ms of a decoding step of smollm2-135m's sizes in each format: eager, compiled, as CUDA graphs        90 s
-ladder      tokens/s of 1B and of Llama-2-7B's sizes in bf16, W8A16 and W4A16, and the share of bandwidth       150 s
+ladder      tokens/s of 1B and of Llama-2-7B's sizes in bf16, W8A16 and W4A16, and the share of bandwidth       120 s
 attention   ms and MB of causal attention against length: naive until memory ends, SDPA's backends               30 s
 serving     the engine's claims against other ways of serving (bench/serving.py)                                 90 s
-lessons     every lesson with short parameters: seconds, and where it failed                                    120 s
+lessons     every lesson with short parameters: seconds, and where it failed                                     90 s
+commands    `lessons generate`, `probe` and `compare` with the default model: seconds, and what failed           60 s
 
 Each part runs in a process of its own and is stopped at its limit. Every number is stored at once, with the machine it
 was measured on, in results/gpu.json, and is not measured again on the same machine: an interrupted run continues where
@@ -21,6 +22,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -372,9 +374,27 @@ def lesson_time(lesson, values: dict, setup: Setup) -> list:
     return [result.seconds, result.failure]
 
 
+def commands(setup: Setup) -> Iterator[Task]:
+    """Seconds of the commands for one's own model, and the last line of what failed."""
+    answer = ("generate", "Why is the sky blue?", "--max-new-tokens", "8", "--proposer", "prompt-lookup")
+    folder = str(OTHERS / "on-gpu")
+    calls = [answer, ("probe",), ("compare", "--max-new-tokens", "32", "--minutes", "0.3", "--output", folder)]
+    for call in calls[:1] if setup.tiny else calls:
+        yield Task(call[0], ("seconds", "failure"), partial(command_time, call, setup))
+
+
+def command_time(call: Sequence[str], setup: Setup) -> list:
+    """Run one command in a process of its own, as a user would."""
+    start = time.perf_counter()
+    command = [sys.executable, "-m", "lessons_lib", *call, "--device", setup.device]
+    done = subprocess.run(command, capture_output=True, text=True)
+    failure = (done.stderr.strip().splitlines() or ["ended"])[-1] if done.returncode else ""
+    return [time.perf_counter() - start, failure]
+
+
 PARTS: dict[str, tuple[int, Callable[[Setup], Iterator[Task]]]] = {
-    "steps": (90, steps), "ladder": (150, ladder), "attention": (30, attention), "serving": (90, engine),
-    "lessons": (120, lessons),
+    "steps": (90, steps), "ladder": (120, ladder), "attention": (30, attention), "serving": (90, engine),
+    "lessons": (90, lessons), "commands": (60, commands),
 }  # fmt: skip
 
 

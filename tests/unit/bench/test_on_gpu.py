@@ -92,6 +92,14 @@ def test_lessons_run_with_short_parameters_of_their_own(setup, monkeypatch, tmp_
     assert given[0]["device"] == "cpu" and given[0]["repeats"] == 1
 
 
+def test_commands_run_as_a_user_types_them_and_a_failure_is_its_last_line(setup):
+    on_gpu.measure("commands", setup)
+    row = stored(setup)["commands"]["generate"]
+    assert row["failure"] == "" and row["seconds"] > 0
+    _, failure = on_gpu.command_time(("generate", "Hi", "--model", "no/such folder"), setup)
+    assert "no/such folder" in failure
+
+
 @pytest.fixture
 def tasks(setup, monkeypatch):
     """A part of three tasks, of which the second fails; the rows that were measured."""
